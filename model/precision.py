@@ -1,0 +1,84 @@
+"""Matrix products at the precision a model runs in. Torch; the model thread.
+
+float32     products, K/V and everything else in float32
+bfloat16    weights, products and K/V in bfloat16, packed for oneDNN (AMX where there is any); the
+            residual stream, layer norms, `ln_f` rows, embedding and logits stay float32
+
+Legend: N tokens of a batch, C width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+_PACKED_ROWS = 64  # the row count that the packed layout is tuned for; any count is right
+
+
+class Precision(Protocol):
+    """How weights are stored and multiplied."""
+
+    name: str
+    dtype: torch.dtype
+
+    def linear(self, weight: Tensor, bias: Tensor) -> Product:
+        """`x @ weight + bias` for x [N, in] in `dtype`; weight [in, out] as in the checkpoint."""
+        ...
+
+    def head(self, wte: Tensor) -> Product:
+        """`x @ wte.T` for x [N, C] float32, as float32 [N, V]."""
+        ...
+
+
+class Float32:
+    """Plain float32. The head multiplies by `wte` itself: the output is tied, not copied."""
+
+    name = "float32"
+    dtype = torch.float32
+
+    def linear(self, weight: Tensor, bias: Tensor) -> Product:
+        """See `Precision.linear`."""
+        return lambda x: torch.addmm(bias, x, weight)
+
+    def head(self, wte: Tensor) -> Product:
+        """See `Precision.head`."""
+        return lambda x: F.linear(x, wte)
+
+
+class BFloat16:
+    """bfloat16 products with float32 sums inside each product."""
+
+    name = "bfloat16"
+    dtype = torch.bfloat16
+
+    def linear(self, weight: Tensor, bias: Tensor) -> Product:
+        """See `Precision.linear`."""
+        return _packed(weight.t(), bias.to(self.dtype))
+
+    def head(self, wte: Tensor) -> Product:
+        """See `Precision.head`.
+
+        A trained GPT-2 puts all logits of a row near one large number, where bfloat16 is coarse.
+        The mean row of `wte` carries that number: it is multiplied in float32 and only what
+        differs between tokens goes through bfloat16.
+        """
+        mean = wte.mean(dim=0)  # [C]
+        product = _packed(wte - mean, None)
+        return lambda x: product(x.to(self.dtype)).float().add_((x @ mean).unsqueeze(1))
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Product:
+    """A product with weight [out, in] in bfloat16, packed where oneDNN can."""
+    weight = weight.to(torch.bfloat16).contiguous()
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return lambda x: F.linear(x, weight, bias)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
+    linear = torch.ops.mkldnn._linear_pointwise
+    return lambda x: linear(x, packed, bias, "none", [], "")
+
+
+PRECISIONS: dict[str, Callable[[], Precision]] = {"float32": Float32, "bfloat16": BFloat16}
