@@ -1,0 +1,322 @@
+"""The engine as the server sees it: admission, sessions in view, replies. The event loop.
+
+Every check that needs no compute is made here, at once, against what was last published: a session
+that is free has exactly that length, because one mutation runs at a time and each ends with its
+commit being published. Only room in the K/V budget is the model thread's to grant.
+
+    server -> Engine (event loop) -> Inbox -> ModelThread -> LogWriter (log thread)
+                 ^                                               |
+                 +---------- deliveries, once per iteration -----+
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from cache.kv import KVCache
+from embedding.positions import positions_for
+from embedding.tokenizer import END_OF_TEXT, Tokenizer
+from engine.commands import Append, Capture, Generate, Open, Truncate
+from engine.errors import (
+    BosNotAtStart,
+    EmptySession,
+    EngineDown,
+    PastLengthMismatch,
+    PositionsOutOfRange,
+    QueueFull,
+    SessionBusy,
+    ShuttingDown,
+)
+from engine.generation import Generation
+from engine.inbox import EndAll, ForgetSession, Inbox, OpenEmpty, RunJob, TruncateTo
+from engine.job import Job
+from engine.limits import Limits
+from engine.model_thread import ModelThread
+from engine.protocol import Model, NoObserver, Observer
+from engine.reply import Reply
+from engine.requests import Requests
+from engine.views import SessionView, Stats, ViewPage
+from engine.writer import LogWriter
+from sessions.log import SessionLog
+from sessions.registry import Registry
+from sessions.session import Session
+
+_SWEEP_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 1.0  # for the terminal events of jobs that a shutdown ends
+
+
+class Engine:
+    """Sessions over one model."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        cache: KVCache,
+        tokenizer: Tokenizer,
+        log: SessionLog,
+        limits: Limits,
+        clock: Callable[[], float] = time.time,
+        observer: Observer | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.registry = Registry(clock=clock, max_sessions=limits.max_sessions)
+        self.draining = False
+        self._cache = cache
+        self._log = log
+        self._clock = clock
+        self._observer = observer or NoObserver()
+
+    def start(self) -> None:
+        """Take up the sessions of the log and start the threads. Inside the running loop."""
+        for session in self._log.load():
+            self.registry.publish(session)
+        loop = asyncio.get_running_loop()
+        inbox = Inbox()
+        self._requests = Requests(self.registry, inbox, loop)
+        self._inbox = inbox
+        self._thread = ModelThread(
+            model=self.model,
+            cache=self._cache,
+            inbox=inbox,
+            writer=LogWriter(self._log, self._requests.deliver_from_thread),
+            limits=self.limits,
+            observer=self._observer,
+            on_end=self._requests.end_all_from_thread,
+        )
+        self._thread.start()
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    async def close(self) -> None:
+        """Stop the threads; whatever still runs is ended."""
+        self._sweeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeper
+        self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.sleep(0)  # lets the last deliveries run
+        self._log.close()
+
+    # What there is to see. None of it waits.
+
+    def view(self, session_id: str, owner: str = "") -> SessionView:
+        """One session's state; touches it.
+
+        Raises:
+            SessionError: unknown, another owner's, or expired.
+        """
+        session = self.registry.find(session_id, owner)
+        with self.registry.using(session_id):
+            return self.view_of(session)
+
+    def views(self, owner: str = "", *, limit: int, after: str | None = None) -> ViewPage:
+        """Sessions of an owner, newest first, those after `after`.
+
+        Raises:
+            SessionError: `after` is not one of them.
+        """
+        page = self.registry.page(owner, limit=limit, after=after)
+        return ViewPage(tuple(map(self.view_of, page.sessions)), page.has_more)
+
+    def view_of(self, session: Session) -> SessionView:
+        """A published session with what moves beside it."""
+        resident = not session.past_length or self._thread.places.has(session.id)
+        return SessionView(
+            session=session,
+            expires=self.registry.expires(session),
+            kv="resident" if resident else "evicted",
+        )
+
+    def using(self, session_id: str) -> AbstractContextManager[None]:
+        """A read in flight: the session does not expire meanwhile."""
+        return self.registry.using(session_id)
+
+    def heartbeat_age(self) -> float:
+        """Seconds since the model thread last showed life; infinite once it is dead."""
+        if not self._thread.is_alive():
+            return float("inf")
+        return time.monotonic() - self._thread.heartbeat
+
+    def stats(self) -> Stats:
+        """The load."""
+        n_jobs = self._thread.n_jobs
+        running = min(n_jobs, self.limits.max_rows)
+        return Stats(
+            running=running,
+            waiting=n_jobs - running,
+            sessions=len(self.registry),
+            evictions=self._thread.places.evictions,
+            kv=self._cache.usage(),
+        )
+
+    # Mutations.
+
+    async def open(self, command: Open) -> SessionView:
+        """A new session, with its first tokens stepped; if they cannot be, there is no session.
+
+        Raises:
+            EngineError, SessionError, EmbeddingError: refused or failed.
+        """
+        self._check_open()
+        token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
+        positions_for(0, len(token_ids), self.model.config.n_ctx)
+        self._check_queue()
+        reply = self._requests.opening()
+        session = Session(
+            id=self.registry.new_id(),
+            created=self._clock(),
+            ttl_seconds=command.ttl_seconds,
+            owner=command.owner,
+            metadata=command.metadata,
+        )
+        if token_ids:
+            job = self._job(session, token_ids, len(token_ids), Capture(), reply, opening=True)
+            self._inbox.put(RunJob(job))
+        else:
+            self._inbox.put(OpenEmpty(session, reply))
+        async with reply:
+            done = await reply.result()
+        return self.view_of(done.session)
+
+    def append(self, command: Append) -> Reply:
+        """Step the client's tokens.
+
+        Raises:
+            Refused, SessionError, PositionOverflow: at once, before any compute.
+        """
+        session = self._admit(command.session_id, command.owner, command.past_length)
+        if command.prepend_bos and session.past_length:
+            raise BosNotAtStart(session.past_length)
+        token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
+        self._check_length(session, len(token_ids), command.capture)
+        reply = self._requests.changing(session.id)
+        job = self._job(
+            session, token_ids, len(token_ids), command.capture, reply, atomic=command.atomic
+        )
+        self._inbox.put(RunJob(job))
+        return reply
+
+    def generate(self, command: Generate) -> Reply:
+        """Step tokens that are sampled here.
+
+        Raises:
+            Refused, SessionError, PositionOverflow: at once, before any compute.
+        """
+        session = self._admit(command.session_id, command.owner, command.past_length)
+        if not session.past_length:
+            raise EmptySession
+        remaining = self.model.config.n_ctx - session.past_length
+        n_new = max(1, remaining) if command.max_tokens is None else command.max_tokens
+        self._check_length(session, n_new, command.capture)
+        reply = self._requests.changing(session.id)
+        generation = Generation(command, max_tokens=n_new, tokenizer=self.tokenizer)
+        job = self._job(
+            session, (), n_new, command.capture, reply, atomic=command.atomic, sampled=generation
+        )
+        self._inbox.put(RunJob(job))
+        return reply
+
+    async def truncate(self, command: Truncate) -> SessionView:
+        """Roll a session back.
+
+        Raises:
+            Refused, SessionError: unknown, busy, another length, or `to` beyond it.
+        """
+        session = self._admit(command.session_id, command.owner, command.past_length)
+        session.truncated(command.to)
+        self._check_queue()
+        reply = self._requests.changing(session.id)
+        self._inbox.put(TruncateTo(session, command.to, reply))
+        return self.view_of((await reply.result()).session)
+
+    async def delete(self, session_id: str, owner: str = "") -> None:
+        """Close a session; a request that runs on it ends with `SessionDeleted`.
+
+        Raises:
+            SessionError: unknown, another owner's, or expired.
+        """
+        session = self.registry.find(session_id, owner)
+        self.registry.remove(session_id)
+        reply = self._requests.deleting()
+        self._inbox.put(ForgetSession(session, reply))
+        await reply.result()
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Take no new work and wait for what runs; after the grace period, end it."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._requests.none_left.wait(), grace_seconds)
+        self._inbox.put(EndAll())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._requests.none_left.wait(), _LAST_WORDS_SECONDS)
+
+    def sweep(self) -> None:
+        """Close the sessions that have expired."""
+        for session in self.registry.expire():
+            self._inbox.put(ForgetSession(session))
+
+    # Admission, in the order in which the API promises its checks.
+
+    def _check_open(self) -> None:
+        if not self._thread.is_alive():
+            raise EngineDown
+        if self.draining:
+            raise ShuttingDown
+
+    def _check_queue(self) -> None:
+        if len(self._requests) >= self.limits.max_queue:
+            raise QueueFull(self.limits.max_queue)
+
+    def _admit(self, session_id: str, owner: str, expected: int | None) -> Session:
+        self._check_open()
+        session = self.registry.find(session_id, owner)
+        if self.registry.is_busy(session_id):
+            raise SessionBusy(session_id)
+        if expected is not None and expected != session.past_length:
+            raise PastLengthMismatch(expected=expected, past_length=session.past_length)
+        return session
+
+    def _check_length(self, session: Session, n_new: int, capture: Capture) -> None:
+        positions = positions_for(session.past_length, n_new, self.model.config.n_ctx)
+        for position in sorted(capture.positions or ()):
+            if position not in positions:
+                raise PositionsOutOfRange(
+                    position=position, past_length=session.past_length, n_new=n_new
+                )
+        capture.check_reply(n_new)
+        self._check_queue()
+
+    def _job(
+        self,
+        session: Session,
+        token_ids: tuple[int, ...],
+        n_new: int,
+        capture: Capture,
+        reply: Reply,
+        *,
+        atomic: bool = True,
+        opening: bool = False,
+        sampled: Generation | None = None,
+    ) -> Job:
+        return Job(
+            kind="generate" if sampled else "append",
+            session=session,
+            new_ids=token_ids,
+            n_new=n_new,
+            capture=capture,
+            point_bytes=sum(point.n_bytes(self.model.config) for point in capture.points),
+            atomic=atomic,
+            opening=opening,
+            reply=reply,
+            tokenizer=self.tokenizer,
+            generation=sampled,
+        )
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            self.sweep()
+            await asyncio.sleep(_SWEEP_SECONDS)

@@ -1,0 +1,277 @@
+"""The one thread that owns the model, the K/V cache and the transitions of sessions.
+
+One pass of its loop: step what is granted, settle the log's last batch, read the inbox, commit what
+was stepped, hand the batch to the log. Whatever happens, every request that came in gets exactly
+one terminal event: from here while the loop runs, and from the facade for those that are left when
+it ends (`on_end`).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from cache.kv import KVCache
+from engine.errors import (
+    Cancelled,
+    Drained,
+    EngineDown,
+    EngineError,
+    NoRoom,
+    SessionDeleted,
+)
+from engine.events import Done, Event, Failed, Progress, Started, Usage
+from engine.inbox import (
+    CancelRequest,
+    EndAll,
+    ForgetSession,
+    Inbox,
+    Message,
+    OpenEmpty,
+    RunJob,
+    TruncateTo,
+)
+from engine.job import Job
+from engine.limits import Limits
+from engine.places import Places
+from engine.protocol import Finished, Model, Observer
+from engine.reply import Reply
+from engine.scheduler import share
+from engine.stepper import Grants, Outcome, Stepper
+from engine.writer import Batch, Delivery, LogWriter
+from sessions.log import Committed, Deleted, Opened, Truncated
+from sessions.session import Session
+
+logger = structlog.get_logger()
+
+_HEARTBEAT_SECONDS = 0.25  # the longest sleep of an idle thread
+
+
+class ModelThread(threading.Thread):
+    """Steps jobs until it is stopped."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        cache: KVCache,
+        inbox: Inbox,
+        writer: LogWriter,
+        limits: Limits,
+        observer: Observer,
+        on_end: Callable[[EngineError], None],
+    ) -> None:
+        super().__init__(name="model", daemon=True)
+        self._inbox = inbox
+        self.heartbeat = time.monotonic()
+        self._stepper = Stepper(model)
+        self._writer = writer
+        self._limits = limits
+        self._observer = observer
+        self._on_end = on_end
+        self._jobs: list[Job] = []  # those served longest ago first
+        self.places = Places(cache, self._is_at_work)
+        self._stopping = False
+
+    @property
+    def n_jobs(self) -> int:
+        """Requests that run or wait. Any thread."""
+        return len(self._jobs) + len(self._inbox)
+
+    def stop(self) -> None:
+        """Leave the loop after this pass. Any thread."""
+        self._stopping = True
+        self._inbox.ring()
+
+    def run(self) -> None:
+        """The loop."""
+        error: EngineError = Drained()
+        try:
+            while not self._stopping:
+                self._pass()
+        except BaseException as fault:
+            logger.critical("model thread died", exc_info=fault)
+            error = EngineDown()
+        finally:
+            self._writer.close()
+            self._on_end(error)
+
+    def _pass(self) -> None:
+        self.heartbeat = time.monotonic()
+        grants = self._grants()
+        outcomes = self._step(grants)
+        self._settle()
+        batch = Batch()
+        messages = self._inbox.take()
+        for message in messages:
+            self._handle(message, batch)
+        for outcome in outcomes:
+            if outcome.job in self._jobs:
+                self._commit(outcome, batch)
+        self._writer.submit(batch)
+        if not grants and not messages:
+            self._inbox.wait(_HEARTBEAT_SECONDS)
+
+    # Stepping.
+
+    def _grants(self) -> Grants:
+        limits = self._limits
+        demands = [
+            job.demand(limits.reply_buffer_bytes, limits.prefill_chunk) for job in self._jobs
+        ]
+        granted = share(demands, max_rows=limits.max_rows, prefill_chunk=limits.prefill_chunk)
+        grants = [(job, n) for job, n in zip(self._jobs, granted, strict=True) if n]
+        served = {job for job, _ in grants}
+        self._jobs.sort(key=lambda job: job in served)  # stable: the unserved move to the front
+        return grants
+
+    def _step(self, grants: Grants) -> Sequence[Outcome]:
+        if not grants:
+            return ()
+        began = time.monotonic()
+        outcomes = self._stepper.run(grants)
+        self._observer.iteration(
+            n_rows=len(grants),
+            n_tokens=sum(n for _, n in grants),
+            seconds=time.monotonic() - began,
+        )
+        return outcomes
+
+    def _settle(self) -> None:
+        """Drop the jobs whose last commit the log could not keep; their clients are told."""
+        for lost in self._writer.settle():
+            for job in [job for job in self._jobs if job.reply is lost.reply]:
+                self._remove(job)
+                if lost.before is None:
+                    self.places.forget(job.session.id)
+                else:
+                    self.places.trim(job.session.id, lost.before.past_length)
+
+    # Messages.
+
+    def _handle(self, message: Message, batch: Batch) -> None:
+        match message:
+            case RunJob(job):
+                self._start(job, batch)
+            case OpenEmpty(session, reply):
+                batch.entries.append(Opened(session))
+                self._tell(batch, reply, Done(session, Usage()), before=None)
+            case TruncateTo(session, to, reply):
+                self._truncate(session, to, reply, batch)
+            case ForgetSession(session, reply):
+                self._forget(session, reply, batch)
+            case CancelRequest(reply):
+                for job in [job for job in self._jobs if job.reply is reply]:
+                    self._fail(job, Cancelled(), batch)
+            case EndAll():
+                for job in list(self._jobs):
+                    self._fail(job, Drained(), batch)
+
+    def _start(self, job: Job, batch: Batch) -> None:
+        session = job.session
+        try:
+            kv = self.places.take(
+                session.id, kept=session.past_length, length=session.past_length + job.n_new
+            )
+        except NoRoom as error:
+            self._tell(batch, job.reply, Failed(error, _known(job)), before=_known(job))
+            self._observe(job, type(error).__name__)
+            return
+        job.start(kv)
+        self._jobs.append(job)
+        self._tell(batch, job.reply, Started(), before=_known(job))
+
+    def _truncate(self, session: Session, to: int, reply: Reply, batch: Batch) -> None:
+        truncated = session.truncated(to)
+        self.places.trim(session.id, to)
+        batch.entries.append(Truncated(session.id, to))
+        self._tell(batch, reply, Done(truncated, Usage()), before=session)
+
+    def _forget(self, session: Session, reply: Reply | None, batch: Batch) -> None:
+        for job in [job for job in self._jobs if job.session.id == session.id]:
+            self._fail(job, SessionDeleted(session.id), batch)
+        self.places.forget(session.id)
+        batch.entries.append(Deleted(session.id))
+        if reply is not None:
+            self._tell(batch, reply, Done(session, Usage()), before=session)
+
+    # Commits and endings.
+
+    def _commit(self, outcome: Outcome, batch: Batch) -> None:
+        job, records = outcome.job, outcome.records
+        if outcome.error is not None:
+            self._fail(job, outcome.error, batch)
+            return
+        if job.atomic:
+            job.records.extend(records)
+        elif records:
+            before = job.session
+            token_ids = tuple(record.token_id for record in records)
+            batch.entries.append(Committed(before.id, before.past_length, token_ids))
+            job.session = before.committed(token_ids)
+            progress = Progress(job.session, tuple(records))
+            self._tell(batch, job.reply, progress, before=before, n_bytes=job.n_bytes(records))
+        if job.done:
+            self._finish(job, batch)
+
+    def _finish(self, job: Job, batch: Batch) -> None:
+        before = _known(job)
+        token_ids = tuple(record.token_id for record in job.records)
+        committed = job.session.committed(token_ids)
+        if job.opening:
+            batch.entries.append(Opened(committed))
+        elif token_ids:
+            batch.entries.append(Committed(committed.id, job.session.past_length, token_ids))
+        done = Done(committed, job.usage(), tuple(job.records))
+        self._tell(batch, job.reply, done, before=before)
+        self._remove(job)
+        self.places.trim(committed.id, committed.past_length)
+        self._observe(job, job.finish_reason)
+
+    def _fail(self, job: Job, error: EngineError, batch: Batch) -> None:
+        known = _known(job)
+        self._remove(job)
+        if known is None:
+            self.places.forget(job.session.id)
+        else:
+            self.places.trim(known.id, known.past_length)
+        self._tell(batch, job.reply, Failed(error, known), before=known)
+        self._observe(job, type(error).__name__)
+
+    def _remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+
+    def _is_at_work(self, session_id: str) -> bool:
+        return any(job.session.id == session_id for job in self._jobs)
+
+    def _tell(
+        self,
+        batch: Batch,
+        reply: Reply,
+        event: Event,
+        *,
+        before: Session | None,
+        n_bytes: int = 0,
+    ) -> None:
+        reply.produced_bytes += n_bytes
+        batch.deliveries.append(Delivery(reply, event, before, n_bytes))
+
+    def _observe(self, job: Job, reason: str | None) -> None:
+        now = time.monotonic()
+        self._observer.finished(
+            Finished(
+                kind=job.kind,
+                reason=reason or "done",
+                n_prompt=len(job.new_ids),
+                n_generated=job.n_generated,
+                queue_seconds=(job.started or now) - job.admitted,
+                first_token_seconds=job.first_token and job.first_token - job.admitted,
+                seconds=now - job.admitted,
+            )
+        )
+
+
+def _known(job: Job) -> Session | None:
+    """The session as its owner may know it: one that is being opened does not exist yet."""
+    return None if job.opening else job.session

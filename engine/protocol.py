@@ -1,0 +1,79 @@
+"""What the engine needs of its neighbours. Each has one shipped implementation; tests bring theirs.
+
+Model       `model.gpt2.GPT2`: stepped only on the model thread
+Observer    `server.metrics.Metrics`: told on the model thread, must not wait
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.accounting import KV
+from embedding.tables import EmbeddingTables
+from model.batch import Captured, Row
+from model.config import GPT2Config
+
+
+class Model(Protocol):
+    """A model that steps rows over a K/V cache."""
+
+    @property
+    def config(self) -> GPT2Config:
+        """Shape of the model."""
+        ...
+
+    @property
+    def tables(self) -> EmbeddingTables:
+        """Token and position tables; read-only, any thread."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The precision it computes in."""
+        ...
+
+    def forward(self, rows: Sequence[Row]) -> list[Captured]:
+        """Step the rows' tokens and leave keys, values and `ln_f` rows in the cache."""
+        ...
+
+    def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
+        """Logits [n, V] at positions that are in the cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How one request went. Times in seconds, from its admission."""
+
+    kind: str  # "append" or "generate"
+    reason: str  # "stop", "length", "done" or the name of an error class
+    n_prompt: int  # tokens the client gave
+    n_generated: int
+    queue_seconds: float
+    first_token_seconds: float | None
+    seconds: float
+
+
+class Observer(Protocol):
+    """Somebody who counts."""
+
+    def iteration(self, *, n_rows: int, n_tokens: int, seconds: float) -> None:
+        """One iteration of the model thread ended."""
+        ...
+
+    def finished(self, request: Finished) -> None:
+        """One request ended, well or badly."""
+        ...
+
+
+class NoObserver:
+    """Nobody counts."""
+
+    def iteration(self, *, n_rows: int, n_tokens: int, seconds: float) -> None:
+        """See `Observer.iteration`."""
+
+    def finished(self, request: Finished) -> None:
+        """See `Observer.finished`."""
