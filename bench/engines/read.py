@@ -1,0 +1,46 @@
+"""The limit of a decode step: only *read* as many bytes as it must read, and do nothing with them.
+
+Weights once, and every cached key and value once. The limit moves with the machine's neighbours, so
+it is one more engine in the rotation. Prefill is no matter of reading and has no such limit.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bench.cases import Case, Decode, EngineSpec
+from bench.samples import Sample, repeat
+from model.config import GPT2Config, from_huggingface
+
+ITEM = {"float32": 4, "bfloat16": 2}
+
+
+class Read:
+    """A probe for one model's bytes in one precision."""
+
+    def __init__(self, config: GPT2Config, itemsize: int) -> None:
+        self._config = config
+        self._itemsize = itemsize
+
+    def measure(self, case: Case) -> list[Sample]:
+        if not isinstance(case, Decode):
+            return []
+        memory = torch.ones(self._n_bytes(case) // 8, dtype=torch.int64)
+        return repeat(memory.sum, case.steps)
+
+    def next_id(self, _: Sequence[int]) -> None:
+        return None
+
+    def _n_bytes(self, case: Decode) -> int:
+        config = self._config
+        n_weights = config.n_params - config.n_ctx * config.n_embd  # of wpe only a row is read
+        n_kv = 2 * config.n_layer * config.n_embd * case.batch * case.context
+        return (n_weights + n_kv) * self._itemsize
+
+
+def build(spec: EngineSpec, directory: Path, n_threads: int) -> Read:
+    torch.set_num_threads(n_threads)
+    raw = json.loads((directory / "huggingface" / "config.json").read_text())
+    return Read(from_huggingface(raw), ITEM[spec.dtype])

@@ -1,0 +1,74 @@
+"""Hugging Face transformers in eager mode with sdpa attention, as `generate` runs it on a CPU."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, GPT2LMHeadModel, StaticCache
+from transformers.cache_utils import DynamicLayer
+
+from bench.cases import Case, Decode, EngineSpec, Prefill
+from bench.engines.base import token_ids
+from bench.samples import Sample, repeat
+
+STATIC_SPARE = 16  # positions that a static cache is longer than what it holds
+
+
+class Transformers:
+    """`GPT2LMHeadModel` with one kind of cache."""
+
+    def __init__(self, model: GPT2LMHeadModel, *, static: bool) -> None:
+        self._model = model
+        self._static = static
+
+    @torch.inference_mode()
+    def measure(self, case: Case) -> list[Sample]:
+        return self._decode(case) if isinstance(case, Decode) else self._prefill(case)
+
+    @torch.inference_mode()
+    def next_id(self, token_ids: Sequence[int]) -> int:
+        return int(self._step(torch.tensor([token_ids]), self._empty(len(token_ids)))[0])
+
+    def _decode(self, case: Decode) -> list[Sample]:
+        cache = self._filled(case.batch, case.context)
+        ids = torch.tensor(token_ids(case.batch, seed=1)).unsqueeze(1)
+        self._step(ids, cache)
+        # Untimed: forget the last step's row, so that every step is at the same length.
+        return repeat(lambda: self._step(ids, cache), case.steps, between=lambda: cache.crop(-1))
+
+    def _prefill(self, case: Prefill) -> list[Sample]:
+        ids = torch.tensor([token_ids(case.n_tokens)])
+        return repeat(lambda: self._step(ids, self._empty(case.n_tokens)), case.steps)
+
+    def _empty(self, length: int) -> Cache:
+        if self._static:
+            return StaticCache(config=self._model.config, max_cache_len=length + STATIC_SPARE)
+        return DynamicCache(config=self._model.config)
+
+    def _filled(self, batch: int, length: int) -> Cache:
+        """A cache of `batch` equal rows: one is computed, the others are copies."""
+        one = DynamicCache(config=self._model.config)
+        self._step(torch.tensor([token_ids(length)]), one)
+        cache = self._empty(length)
+        one.batch_repeat_interleave(batch)
+        for i, layer in enumerate(one.layers):
+            assert isinstance(layer, DynamicLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            cache.update(layer.keys, layer.values, i)
+        return cache
+
+    def _step(self, ids: Tensor, cache: Cache) -> Tensor:
+        """Greedy ids [B] after ids [B, T]."""
+        out = self._model(ids, cache=cache, use_cache=True, logits_to_keep=1)
+        logits: Tensor = out.logits[:, -1]  # [B, V]
+        return logits.argmax(-1)
+
+
+def build(spec: EngineSpec, directory: Path, n_threads: int) -> Transformers:
+    torch.set_num_threads(n_threads)
+    model = GPT2LMHeadModel.from_pretrained(
+        directory / "huggingface", dtype=getattr(torch, spec.dtype), attn_implementation="sdpa"
+    )
+    return Transformers(model, static=spec.variant == "static")

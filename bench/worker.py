@@ -1,0 +1,92 @@
+"""One engine in one process, idle on a pipe between calls.
+
+A process of its own per engine, because two OpenMP runtimes in one process fight for the cores;
+idle on a pipe, because then its threads sleep while another engine is measured.
+"""
+
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+from bench.cases import Case, EngineSpec
+from bench.samples import Sample
+
+_SPAWN = get_context("spawn")
+
+
+class WorkerError(Exception):
+    """An engine raised; the message is its traceback."""
+
+
+class Worker:
+    """The driver's side of one engine."""
+
+    def __init__(self, spec: EngineSpec, directory: Path, n_threads: int) -> None:
+        """Start the process and load the engine."""
+        self.spec = spec
+        self._pipe, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(
+            target=_serve, args=(theirs, spec, directory, n_threads), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def measure(self, case: Case) -> list[Sample]:
+        """Samples of one call. See `Engine.measure`."""
+        return cast(list[Sample], self._call("measure", case))
+
+    def next_id(self, token_ids: Sequence[int]) -> int | None:
+        """See `Engine.next_id`."""
+        return cast(int | None, self._call("next_id", token_ids))
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+    def _call(self, method: str, argument: object) -> object:
+        self._pipe.send((method, argument))
+        return self._answer()
+
+    def _answer(self) -> object:
+        try:
+            failure, result = self._pipe.recv()
+        except EOFError:
+            raise WorkerError(f"{self.spec.name}: the process died (out of memory?)") from None
+        if failure:
+            raise WorkerError(f"{self.spec.name}: {failure}")
+        return result
+
+
+def _serve(pipe: Connection, spec: EngineSpec, directory: Path, n_threads: int) -> None:
+    from bench.engines.base import build
+
+    try:
+        engine = build(spec, directory, n_threads)
+        pipe.send((None, None))
+        while True:
+            method, argument = pipe.recv()
+            pipe.send((None, getattr(engine, method)(argument)))
+    except EOFError:  # the driver closed its end
+        return
+    except Exception:
+        pipe.send((traceback.format_exc(), None))
+
+
+def in_own_process(module: str, function: str, *arguments: object) -> Any:
+    """The result of `module.function(*arguments)` from a process that is gone afterwards.
+
+    By name, so that what the module imports is never imported here.
+    """
+    with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
+        return pool.submit(_call, module, function, arguments).result()
+
+
+def _call(module: str, function: str, arguments: Sequence[object]) -> Any:
+    return getattr(import_module(module), function)(*arguments)

@@ -1,0 +1,69 @@
+from typing import cast
+
+import pytest
+
+from bench import driver
+from bench.cases import Case, Decode, EngineSpec
+from bench.samples import Sample
+from bench.worker import Worker
+
+CASE = Decode(1, 128, 5)
+
+
+class FakeWorker:
+    """Answers from a list; the last answer repeats."""
+
+    def __init__(self, name: str, log: list[str], *answers: list[Sample]) -> None:
+        self.spec = EngineSpec("fake", name)
+        self._log = log
+        self._answers = list(answers)
+
+    def measure(self, case: Case) -> list[Sample]:
+        self._log.append(self.spec.dtype)
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "PAUSE_SECONDS", 0)
+
+
+def measured(workers: list[FakeWorker], n_rounds: int) -> driver.CaseResult:
+    return driver.measure(
+        CASE, cast(list[Worker], workers), n_rounds=n_rounds, say=lambda line: None
+    )
+
+
+def clean(seconds: float) -> list[Sample]:
+    return [Sample(seconds, 0.0)] * 5
+
+
+DIRTY = [Sample(1.0, 1.0)] * 5
+
+
+def test_order_is_reversed_every_round() -> None:
+    log: list[str] = []
+    measured([FakeWorker(name, log, clean(1)) for name in "abc"], n_rounds=3)
+    assert "".join(log) == "abccbaabc"
+
+
+def test_a_disturbed_round_is_repeated_whole() -> None:
+    log: list[str] = []
+    workers = [FakeWorker("a", log, clean(1), clean(2)), FakeWorker("b", log, DIRTY, clean(3))]
+    assert measured(workers, n_rounds=1).medians() == [{"fake-a": 2.0, "fake-b": 3.0}]
+    assert "".join(log) == "abab"
+
+
+def test_what_stays_disturbed_is_left_out_in_the_end() -> None:
+    log: list[str] = []
+    workers = [FakeWorker("a", log, clean(1)), FakeWorker("b", log, DIRTY)]
+    result = measured(workers, n_rounds=1)
+    assert result.medians() == [{"fake-a": 1.0}]
+    assert result.counts("fake-b") == (0, 5)
+    assert len(log) == 2 * driver.ATTEMPTS
+
+
+def test_an_engine_without_this_case_is_no_reason_to_repeat() -> None:
+    log: list[str] = []
+    measured([FakeWorker("a", log, clean(1)), FakeWorker("probe", log, [])], n_rounds=1)
+    assert len(log) == 2
