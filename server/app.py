@@ -1,0 +1,80 @@
+"""The ASGI application: routes, error handlers, middleware, lifespan. The event loop."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from embedding.errors import EmbeddingError
+from engine.errors import EngineError
+from model.errors import ModelError
+from server.desk import check_request
+from server.errors import Problem, ServerError, http_problem, problem, validation_problem
+from server.host import Host
+from server.middleware import BodyLimit, RequestContext
+from server.routes import embed, health, models, sessions, steps, tokens
+from server.settings import Settings
+from sessions.errors import SessionError
+
+ROUTERS = (health, models, tokens, embed, sessions, steps)
+_KNOWN = (ServerError, EmbeddingError, EngineError, SessionError, ModelError)
+
+
+def create_app(settings: Settings, host: Host) -> FastAPI:
+    """The application. Its lifespan starts and closes `host`."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        host.start()
+        yield
+        await host.close()
+
+    app = FastAPI(
+        title="Stepscope",
+        summary="GPT-2 incremental decoding that one can see inside.",
+        lifespan=lifespan,
+        dependencies=[Depends(check_request)],
+        docs_url=None,  # its page would be fetched from somebody else's server
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.host = host
+    for module in ROUTERS:
+        app.include_router(module.router)
+    _handle_errors(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestContext, observer=host.metrics)  # outermost: added last
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    for root in _KNOWN:
+        app.add_exception_handler(root, _known)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+
+
+def _response(told: Problem, extra: dict[str, str] | None = None) -> Response:
+    return Response(
+        told.body,
+        status_code=told.status,
+        media_type="application/json",
+        headers=told.headers | (extra or {}),
+    )
+
+
+async def _known(_request: Request, error: Exception) -> Response:
+    return _response(problem(error))
+
+
+async def _invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _response(validation_problem(error.errors()))
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    return _response(http_problem(error.status_code, str(error.detail)), headers)

@@ -1,0 +1,132 @@
+"""From settings to a model that is ready to step. Runs once, on the loading thread."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from cache.kv import KVCache
+from embedding.tokenizer import Tokenizer
+from engine.limits import Limits
+from engine.protocol import Model
+from model.gpt2 import GPT2, cache_shape
+from model.weights.checkpoint import Checkpoint
+from model.weights.source import load_checkpoint
+from server.facts import ModelFacts
+from server.settings import Settings
+
+_log = structlog.get_logger("stepscope.loading")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Everything the engine is made of."""
+
+    model: Model
+    cache: KVCache
+    tokenizer: Tokenizer
+    facts: ModelFacts
+
+
+class LoadingProgress:
+    """How far loading has come: read by `/ready`, logged per stage, drawn on a terminal."""
+
+    def __init__(self) -> None:
+        self.stage = "starting"
+        self.fraction = 0.0
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+        self._task = self._bars.add_task(self.stage, total=1.0)
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        """Say that `stage` is done to `fraction`, 0 to 1."""
+        if stage != self.stage:
+            _log.info("loading", stage=stage)
+        self.stage, self.fraction = stage, fraction
+        self._bars.update(self._task, description=stage, completed=fraction)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def __str__(self) -> str:
+        return f"{self.stage}, {self.fraction:.0%}"
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The engine's bounds."""
+    return Limits(
+        max_sessions=settings.max_sessions,
+        max_queue=settings.max_queue,
+        max_rows=settings.max_rows,
+        prefill_chunk=settings.prefill_chunk,
+        reply_buffer_bytes=settings.reply_buffer_bytes,
+    )
+
+
+def load(settings: Settings, progress: LoadingProgress) -> Loaded:
+    """Read the weights and prepare the model.
+
+    Raises:
+        ModelError: the weights cannot be used.
+        CacheError: the machine has no room for one session's K/V.
+    """
+    torch.set_num_threads(settings.threads)
+    with progress:
+        checkpoint = load_checkpoint(
+            settings.model, cache_dir=settings.data_dir / "hub", progress=progress
+        )
+        progress("preparing the model", 0.0)
+        cache = KVCache(
+            cache_shape(checkpoint.config, settings.dtype),
+            budget_bytes=settings.kv_budget,
+            max_slots=settings.max_sessions,
+        )
+        model = GPT2(
+            checkpoint,
+            cache.buffers,
+            dtype=settings.dtype,
+            max_tokens=limits_of(settings).max_tokens,
+        )
+        facts = facts_of(settings, checkpoint)
+        progress("preparing the model", 1.0)
+    return Loaded(
+        model=model, cache=cache, tokenizer=Tokenizer(checkpoint.config.n_ctx), facts=facts
+    )
+
+
+def facts_of(settings: Settings, checkpoint: Checkpoint) -> ModelFacts:
+    """What clients are told of the model. A local directory is named by its last part only."""
+    is_directory = Path(settings.model).is_dir()
+    name = Path(settings.model).resolve().name if is_directory else settings.model
+    return ModelFacts(
+        name=name,
+        source=name,
+        fingerprint=checkpoint.fingerprint,
+        dtype=settings.dtype,
+        created=int(time.time()),
+        config=checkpoint.config,
+    )

@@ -1,0 +1,87 @@
+"""`/v1/sessions/{id}/append` and `/generate`: steps. The event loop."""
+
+import secrets
+
+from fastapi import APIRouter, Request, Response
+
+from engine.commands import Append, Generate
+from model.sampling import Sampling
+from server.answers import Steps, documented
+from server.desk import Route, SessionId, TheService, answer_steps, form_of
+from server.errors import blaming
+from server.host import Service
+from server.inputs import Report, report_of, token_ids_of
+from server.schemas import MAX_INT, AppendBody, GenerateBody, Reporting
+
+router = APIRouter(prefix="/v1/sessions", tags=["steps"], route_class=Route)
+
+_NOTHING_SAID = GenerateBody()
+
+
+@router.post("/{session_id}/append", **documented(Steps, streams=True))
+async def append(
+    service: TheService, request: Request, session_id: SessionId, body: AppendBody
+) -> Response:
+    """Step tokens that the client gives."""
+    report = _report(service, request, body)
+    service.engine.view(session_id)  # before a text is judged by its length
+    with service.engine.using(session_id):
+        token_ids = await token_ids_of(body, service.tokenizer)
+        command = Append(
+            session_id=session_id,
+            token_ids=token_ids,
+            past_length=body.past_length,
+            prepend_bos=body.prepend_bos,
+            capture=report.capture,
+            atomic=not report.form.streams,
+        )
+        with blaming(body.given or "prompt"):
+            reply = service.engine.append(command)
+    return answer_steps(service, reply, report)
+
+
+@router.post("/{session_id}/generate", **documented(Steps, streams=True))
+async def generate(
+    service: TheService,
+    request: Request,
+    session_id: SessionId,
+    body: GenerateBody = _NOTHING_SAID,
+) -> Response:
+    """Step tokens that the server samples."""
+    report = _report(service, request, body)
+    with blaming("stop_token_ids"):
+        service.tokenizer.check_ids(body.stop_token_ids)
+    command = Generate(
+        session_id=session_id,
+        past_length=body.past_length,
+        max_tokens=body.max_tokens,
+        sampling=_sampling(body),
+        stop=tuple(body.stop),
+        stop_token_ids=frozenset(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        capture=report.capture,
+        atomic=not report.form.streams,
+    )
+    with blaming("max_tokens"):
+        reply = service.engine.generate(command)
+    return answer_steps(service, reply, report)
+
+
+def _report(service: Service, request: Request, body: Reporting) -> Report:
+    return report_of(
+        body,
+        form_of(request, stream=body.stream),
+        service.facts.config,
+        max_bytes=service.settings.max_response_bytes,
+    )
+
+
+def _sampling(body: GenerateBody) -> Sampling:
+    """The body's choice, with a seed drawn where it gives none."""
+    return Sampling(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        seed=secrets.randbelow(MAX_INT) if body.seed is None else body.seed,
+        logit_bias=body.logit_bias,
+    )

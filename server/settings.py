@@ -1,0 +1,130 @@
+"""The server's settings: one class. The command line and the environment are derived from it.
+
+`max_queue` is `--max-queue` and `STEPSCOPE_MAX_QUEUE`; a flag wins over its variable. An unknown
+name or a bad value stops the start.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from server.resources import cpu_count, memory_bytes, parse_size
+
+PREFIX = "STEPSCOPE_"
+KV_SHARE = 0.3
+"""Share of the memory limit that K/V may take by default; weights and answers need the rest."""
+
+_MIB = 2**20
+
+
+def _to_bytes(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, BeforeValidator(_to_bytes), Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Settings(BaseSettings):
+    """Serve a model over HTTP. Every flag has a twin in the environment, STEPSCOPE_..."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, cli_kebab_case=True
+    )
+
+    model: str = Field(
+        default="random:gpt2",
+        min_length=1,
+        description="weights: a directory, a hub name, or random:gpt2|gpt2-medium|gpt2-large|"
+        "gpt2-xl|tiny",
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="port to listen on; 0 picks a free one"
+    )
+    data_dir: Path = Field(
+        default=Path(".stepscope"),
+        description="folder for downloaded weights, made when first needed",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="precision of the model"
+    )
+    threads: int = Field(
+        default_factory=cpu_count, ge=1, description="threads of the model; default: cores allowed"
+    )
+    kv_budget: Bytes = Field(
+        default_factory=lambda: int(memory_bytes() * KV_SHARE),
+        description=f"bytes of K/V, such as 4GiB; default: {KV_SHARE:.0%} of the memory limit",
+    )
+    max_sessions: int = Field(default=1024, ge=1, description="open sessions")
+    session_ttl: int = Field(
+        default=3600, ge=1, le=604_800, description="idle seconds after which a session ends"
+    )
+    max_queue: int = Field(default=256, ge=1, description="requests running or waiting")
+    max_rows: int = Field(
+        default=64, ge=1, description="sessions stepped together in one iteration"
+    )
+    prefill_chunk: int = Field(
+        default=256, ge=1, description="prompt tokens stepped in one iteration"
+    )
+    max_response_bytes: Bytes = Field(default=64 * _MIB, description="limit of one JSON answer")
+    max_body_bytes: Bytes = Field(default=16 * _MIB, description="limit of one request body")
+    reply_buffer_bytes: Bytes = Field(
+        default=8 * _MIB, description="records a stream may have unsent before its row waits"
+    )
+    write_timeout: Seconds = Field(default=30, description="seconds a client may refuse to read")
+    read_timeout: Seconds = Field(default=30, description="seconds a request may take to arrive")
+    ping_seconds: Seconds = Field(default=15, description="silence on an SSE stream before a ping")
+    grace_seconds: float = Field(
+        default=5,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that running work gets at shutdown",
+    )
+    stall_seconds: Seconds = Field(
+        default=30,
+        description="silence of the model thread before /ready fails; /health after 10 times it",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe log line that is written"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unknown_variables(self) -> "Settings":
+        names = unknown_variables(os.environ)
+        if names:
+            raise ValueError(f"unknown environment variables: {', '.join(names)}")
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Names that begin as ours do and are no setting: most likely a slip of the pen."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
+    return sorted(
+        name for name in environ if name.upper().startswith(PREFIX) and name.upper() not in known
+    )
+
+
+def explain(error: ValidationError) -> str:
+    """One line per bad setting, by its flag and its variable; no value is repeated."""
+    lines = (_explain_one(dict(line)) for line in error.errors(include_url=False))
+    return "\n".join(f"stepscope: {line}" for line in lines)
+
+
+def _explain_one(line: dict[str, object]) -> str:
+    location = line["loc"]
+    name = str(location[-1]) if isinstance(location, tuple) and location else ""
+    message = str(line["msg"]).removeprefix("Value error, ")
+    if name not in Settings.model_fields:
+        return message
+    return f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}): {message}"

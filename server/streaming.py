@@ -1,0 +1,251 @@
+"""Answers of steps: one JSON object, or a stream of records as SSE or NDJSON. The event loop.
+
+Own ASGI responses, because frameworks cancel neither plain answers nor silent streams when the
+client leaves. Every request ends in exactly one terminal record:
+
+    record*  done  [DONE]      SSE; NDJSON without [DONE]
+    record*  error             a fault after the first byte; no [DONE]
+
+Before the first byte a fault is a real HTTP status. SSE has only `data:` lines and `: ping`
+comments, since clients break on others. https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.events import StepRecord
+from server.connection import ClientGone, Connection
+from server.errors import problem
+from server.negotiation import Form
+from server.wire import EncodingFormat, Wire, dumps
+
+WRITE_BYTES = 64 * 1024
+"""About what is encoded and written at once; more is encoded on a worker thread."""
+
+_log = structlog.get_logger("stepscope.stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How records become bytes."""
+
+    before: bytes
+    after: bytes
+    last: bytes = b""  # follows the `done` record
+    ping: bytes = b""
+
+    def frame(self, data: bytes) -> bytes:
+        """One record on the wire."""
+        return self.before + data + self.after
+
+
+FRAMINGS: Mapping[Form, Framing] = {
+    Form.SSE: Framing(b"data: ", b"\n\n", last=b"data: [DONE]\n\n", ping=b": ping\n\n"),
+    Form.NDJSON: Framing(b"", b"\n"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records that may be sent now."""
+
+    records: Sequence[StepRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The terminal record; `failed` where it is an error."""
+
+    record: Mapping[str, Any]
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a stream's records come from.
+
+    `started` returns when work begins, or raises what becomes an HTTP status. Asking `pieces` for
+    more says that the piece before was written. `work` ends everything when it is left.
+    """
+
+    started: Callable[[], Awaitable[None]]
+    pieces: Callable[[], AsyncGenerator[Batch | Ending, None]]
+    work: AbstractAsyncContextManager[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """A stream's times, in seconds, and about how many bytes a record has."""
+
+    write_timeout: float
+    ping_seconds: float
+    bytes_per_record: int
+
+
+class _Owned(Response):
+    """A response that sends itself, and ends its work when the client leaves."""
+
+    def __init__(
+        self, *, status: int, media_type: str, headers: Mapping[str, str], write_timeout: float
+    ) -> None:
+        super().__init__(status_code=status, media_type=media_type, headers=headers)
+        del self.headers["content-length"]  # not known yet
+        self._write_timeout = write_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, unless the client leaves first."""
+        connection = Connection(scope, receive, send, write_timeout=self._write_timeout)
+        with suppress(ClientGone):
+            await connection.unless_gone(self._run(connection))
+
+    async def _run(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+
+class RecordStream(_Owned):
+    """A stream of records."""
+
+    def __init__(
+        self, source: Source, *, form: Form, wire: Wire, encoding: EncodingFormat, pace: Pace
+    ) -> None:
+        super().__init__(
+            status=200,
+            media_type=form.value,
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+            write_timeout=pace.write_timeout,
+        )
+        self._source = source
+        self._framing = FRAMINGS[form]
+        self._wire = wire
+        self._encoding = encoding
+        self._pace = pace
+
+    async def _run(self, connection: Connection) -> None:
+        async with self._source.work:
+            await self._source.started()
+            await connection.start(self.status_code, self.raw_headers)
+            async with self._pinging(connection):
+                await self._send_pieces(connection)
+            await connection.end()
+
+    async def _send_pieces(self, connection: Connection) -> None:
+        try:
+            async with aclosing(self._source.pieces()) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Ending):
+                        await connection.write(self._last_frames(piece))
+                        return
+                    await self._send_records(connection, piece.records)
+        except ClientGone:
+            raise
+        except Exception as error:  # too late for a status: it becomes the terminal record
+            _log.exception("stream_failed")
+            ending = Ending({"error": problem(error).error, "session": None}, failed=True)
+            await connection.write(self._last_frames(ending))
+
+    async def _send_records(self, connection: Connection, records: Sequence[StepRecord]) -> None:
+        heavy = self._pace.bytes_per_record > WRITE_BYTES
+        for group in _groups(records, WRITE_BYTES // self._pace.bytes_per_record):
+            encode = partial(self._encoded, group)
+            await connection.write(await asyncio.to_thread(encode) if heavy else encode())
+
+    def _encoded(self, records: Sequence[StepRecord]) -> bytes:
+        frame, record_json = self._framing.frame, self._wire.record
+        return b"".join(frame(dumps(record_json(r, self._encoding))) for r in records)
+
+    def _last_frames(self, ending: Ending) -> bytes:
+        frame = self._framing.frame(dumps(ending.record))
+        return frame if ending.failed else frame + self._framing.last
+
+    def _pinging(self, connection: Connection) -> AbstractAsyncContextManager[None]:
+        if not self._framing.ping:
+            return nullcontext()
+        return _beside(connection.ping_when_silent(self._framing.ping, self._pace.ping_seconds))
+
+
+class JsonAnswer(_Owned):
+    """The JSON that a coroutine makes; it is cancelled if the client leaves first."""
+
+    def __init__(
+        self,
+        work: Callable[[], Coroutine[Any, Any, bytes]],
+        *,
+        write_timeout: float,
+        status: int = 200,
+    ) -> None:
+        super().__init__(
+            status=status,
+            media_type=Form.JSON.value,
+            headers={"cache-control": "no-store"},
+            write_timeout=write_timeout,
+        )
+        self._work = work
+
+    async def _run(self, connection: Connection) -> None:
+        body = await self._work()
+        self.headers["content-length"] = str(len(body))
+        await connection.start(self.status_code, self.raw_headers)
+        await connection.write_all(body)
+
+
+async def steps_json(
+    head: Mapping[str, Any],
+    records: Sequence[StepRecord],
+    tail: Mapping[str, Any],
+    *,
+    wire: Wire,
+    encoding: EncodingFormat,
+    bytes_per_record: int,
+) -> bytes:
+    """`{...head, "records": [...], ...tail}`; a large one is made on a worker thread.
+
+    Record by record, because one call of orjson keeps every other thread from the interpreter.
+    """
+
+    def work() -> bytes:
+        encoded = (dumps(wire.record(record, encoding)) for record in records)
+        after = b"]," + dumps(tail)[1:] if tail else b"]}"
+        return dumps(head)[:-1] + b',"records":[' + b",".join(encoded) + after
+
+    heavy = len(records) * bytes_per_record > WRITE_BYTES
+    return await asyncio.to_thread(work) if heavy else work()
+
+
+def _groups(records: Sequence[StepRecord], size: int) -> Iterator[Sequence[StepRecord]]:
+    size = max(1, size)
+    return (records[at : at + size] for at in range(0, len(records), size))
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` in the background of the block; it ends with the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, ClientGone):
+            await task

@@ -1,0 +1,144 @@
+"""Sessions, tokens, records and tensors as JSON. Any thread: nothing here waits or changes.
+
+A tensor is little-endian float32: base64 of its bytes (pybase64), or numbers that orjson writes
+from the array itself, as the shortest text that reads back to the same float32.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from embedding.tokenizer import Tokenizer
+from engine.events import StepRecord, Usage
+from engine.views import SessionView
+from model.config import GPT2Config
+from model.points import Point
+from server.facts import ModelFacts
+
+EncodingFormat = Literal["base64", "float"]
+
+_LINE_BREAKS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+_RECORD_BYTES = 512  # a record's JSON without points and logprobs, at most about this
+_LOGPROB_BYTES = 256  # one of its top_logprobs
+_TENSOR_BYTES = 128  # what surrounds a tensor's data
+_FLOAT_BYTES: Mapping[EncodingFormat, float] = {"base64": 4 * 4 / 3, "float": 14.0}
+
+
+def dumps(value: object) -> bytes:
+    """JSON on one line. What some clients take for a line break is escaped."""
+    data = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not data.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            data = data.replace(raw, escaped)
+    return data
+
+
+def session_json(view: SessionView, facts: ModelFacts) -> dict[str, Any]:
+    """A session's state. Times are whole unix seconds."""
+    session, n_ctx = view.session, facts.config.n_ctx
+    parent = session.parent
+    return {
+        "id": session.id,
+        "object": "session",
+        "model": facts.name,
+        "fingerprint": facts.fingerprint,
+        "created": int(session.created),
+        "expires": int(view.expires),
+        "past_length": session.past_length,
+        "n_ctx": n_ctx,
+        "remaining": n_ctx - session.past_length,
+        "parent": parent and {"id": parent.id, "past_length": parent.past_length},
+        "kv": view.kv,
+        "edits": 0,
+        "metadata": dict(session.metadata),
+    }
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """What a request cost."""
+    return {
+        "steps": usage.steps,
+        "cached_tokens": usage.cached_tokens,
+        "rebuilt_tokens": usage.rebuilt_tokens,
+        "seed": usage.seed,
+    }
+
+
+def tensor_json(
+    array: npt.NDArray[np.float32], axes: tuple[str, ...], encoding: EncodingFormat
+) -> dict[str, Any]:
+    """One tensor, saying what it is."""
+    if encoding == "base64":
+        little = np.ascontiguousarray(array, dtype="<f4")
+        data: object = pybase64.b64encode_as_string(little.data)
+    else:
+        data = np.ascontiguousarray(array, dtype=np.float32)
+    return {"dtype": "float32", "shape": list(array.shape), "axes": list(axes), "data": data}
+
+
+class Wire:
+    """Writes what the engine reports, for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, facts: ModelFacts) -> None:
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._token = lru_cache(maxsize=8192)(self._token_fragment)
+
+    def session(self, view: SessionView) -> dict[str, Any]:
+        """See `session_json`."""
+        return session_json(view, self._facts)
+
+    def token(self, token_id: int) -> dict[str, Any]:
+        """The bare facts of one token."""
+        return {
+            "id": token_id,
+            "text": self._tokenizer.token_text(token_id),
+            "piece": self._tokenizer.piece(token_id),
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+        }
+
+    def record(self, record: StepRecord, encoding: EncodingFormat) -> dict[str, Any]:
+        """One step."""
+        return {
+            "object": "step",
+            "index": record.index,
+            "position": record.position,
+            "past_length": record.position + 1,
+            "token": self._token(record.token_id),
+            "text": record.text,
+            "logprob": record.logprob,
+            "top_logprobs": self._top_logprobs(record),
+            "points": {
+                str(point): tensor_json(array, point.axes, encoding)
+                for point, array in record.points.items()
+            },
+            "finish_reason": record.finish_reason,
+            "stop_reason": record.stop_reason,
+            "edited": False,
+        }
+
+    def _top_logprobs(self, record: StepRecord) -> list[dict[str, Any]] | None:
+        if record.top_logprobs is None:
+            return None
+        return [{**self.token(top.token_id), "logprob": top.logprob} for top in record.top_logprobs]
+
+    def _token_fragment(self, token_id: int) -> orjson.Fragment:
+        return orjson.Fragment(orjson.dumps(self.token(token_id)))
+
+
+def record_bytes(
+    points: tuple[Point, ...], config: GPT2Config, encoding: EncodingFormat, *, n_logprobs: int = 0
+) -> int:
+    """An estimate, from above, of one encoded record."""
+    n_floats = sum(point.n_bytes(config) // 4 for point in points)
+    tensors = len(points) * _TENSOR_BYTES + int(n_floats * _FLOAT_BYTES[encoding])
+    return _RECORD_BYTES + n_logprobs * _LOGPROB_BYTES + tensors

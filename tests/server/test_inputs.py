@@ -1,0 +1,122 @@
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding.errors import TextTooLong, TokenIdOutOfRange
+from embedding.tokenizer import Tokenizer
+from model.config import SIZES
+from model.errors import UnknownPoint
+from model.points import Point
+from server.errors import Blamed, InvalidRequest
+from server.inputs import parse_positions, report_of, token_ids_of
+from server.negotiation import Form
+from server.schemas import AppendBody, OpenBody
+
+TINY = SIZES["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("text", "positions"),
+    [
+        ("0", {0}),
+        ("1023", {1023}),
+        ("2:4", {2, 3}),
+        ("0,2:4, 3", {0, 2, 3}),
+        ("0:1024", set(range(1024))),
+    ],
+)
+def test_positions(text: str, positions: set[int]) -> None:
+    assert parse_positions(text, 1024) == positions
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "-1", "1:", ":1", "1:1", "2:1", "1024", "0:1025", "1,", "1.0", "١", "9" * 12]
+)
+def test_positions_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        parse_positions(text, 1024)
+    assert raised.value.param == "points_at"
+
+
+@given(st.sets(st.integers(0, 1023), min_size=1))
+@settings(deadline=None, max_examples=50)
+def test_any_set_of_positions_can_be_written(positions: set[int]) -> None:
+    assert parse_positions(",".join(map(str, positions)), 1024) == positions
+
+
+async def _ids(tokenizer: Tokenizer, **body: object) -> tuple[int, ...]:
+    return await token_ids_of(OpenBody.model_validate(body), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("body", "ids"),
+    [
+        ({}, ()),
+        ({"prompt": "Hello world"}, (15496, 995)),
+        ({"token_ids": [0, 50256]}, (0, 50256)),
+        ({"prompt": " "}, (220,)),  # C07
+        ({"prompt": "<|endoftext|>"}, (27, 91, 437, 1659, 5239, 91, 29)),  # T01
+        ({"prompt": "<|endoftext|>", "allow_special": True}, (50256,)),
+        ({"prompt": "\ud83d"}, (4210,)),  # T02
+        ({"prompt": "\ud83d\udc4d"}, (41840, 235)),
+    ],
+)
+def test_token_ids(tokenizer: Tokenizer, body: dict[str, object], ids: tuple[int, ...]) -> None:
+    assert asyncio.run(_ids(tokenizer, **body)) == ids
+
+
+@pytest.mark.parametrize("text", [" " * 999_999 + "x", "😀" * 32_769])
+def test_t04_text_that_cannot_fit_is_refused_by_size(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(Blamed) as raised:
+        asyncio.run(_ids(tokenizer, prompt=text))
+    assert isinstance(raised.value.cause, TextTooLong)
+    assert raised.value.param == "prompt"
+
+
+@pytest.mark.parametrize("bad", [-1, 50257, 2147483648, 9223372036854775808])
+def test_t10_ids_outside_the_vocabulary(tokenizer: Tokenizer, bad: int) -> None:
+    with pytest.raises(Blamed) as raised:
+        asyncio.run(_ids(tokenizer, token_ids=[1, bad]))
+    assert isinstance(raised.value.cause, TokenIdOutOfRange)
+    assert raised.value.cause.index == 1
+    assert raised.value.param == "token_ids"
+
+
+def _append(**body: object) -> AppendBody:
+    return AppendBody.model_validate({"prompt": "a", **body})
+
+
+def test_report_by_default() -> None:
+    report = report_of(_append(), Form.JSON, TINY, max_bytes=9)
+    assert report.capture.points == (Point("embedding"),)
+    assert report.capture.positions is None
+    assert report.capture.top_logprobs is None
+    assert report.capture.max_reply_bytes == 9
+    assert report.encoding == "base64"
+    assert report.aliases == {}
+
+
+def test_a_stream_has_no_limit_of_bytes() -> None:
+    assert report_of(_append(), Form.SSE, TINY, max_bytes=9).capture.max_reply_bytes is None
+
+
+def test_report_as_asked() -> None:
+    body = _append(
+        points=["resid_post.*", "hook_embed"], points_at="1:3", logprobs=True, top_logprobs=2
+    )
+    report = report_of(body, Form.NDJSON, TINY, max_bytes=9)
+    assert [str(point) for point in report.capture.points] == [
+        "wte",
+        "resid_post.0",
+        "resid_post.1",
+    ]
+    assert report.capture.positions == frozenset({1, 2})
+    assert report.capture.top_logprobs == 2
+    assert report.aliases == {"hook_embed": "wte"}
+
+
+def test_an_unknown_point_is_told_with_the_nearest() -> None:
+    with pytest.raises(UnknownPoint, match="embedding"):
+        report_of(_append(points=["embeding"]), Form.JSON, TINY, max_bytes=9)

@@ -1,0 +1,174 @@
+import asyncio
+
+import pytest
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.middleware import CLIENT_LEFT, BodyLimit, RequestContext
+from tests.server.hand import Hand, http_scope
+
+
+class Counted:
+    """An `HttpObserver`."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, int]] = []
+
+    def http_request(self, *, method: str, route: str, status: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.requests.append((method, route, status))
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    message = await receive()
+    assert not message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": message["body"]})
+
+
+async def leave(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+
+
+async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("secret prompt")
+
+
+async def fail_late(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise RuntimeError("late")
+
+
+def ask(app: ASGIApp, *bodies: bytes, headers: dict[str, str] | None = None) -> Hand:
+    async def main() -> Hand:
+        hand = Hand()
+        for i, body in enumerate(bodies):
+            hand.feed(body, more=i < len(bodies) - 1)
+        await hand.run(app, http_scope(headers=headers))
+        return hand
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("given", ["abc-1", "a" * 128, "req:1.2_3"])
+def test_a_harmless_request_id_is_echoed(given: str) -> None:
+    app = RequestContext(echo, observer=Counted())
+    assert ask(app, b"", headers={"X-Request-Id": given}).headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "a b", "a" * 129, "é", "<script>"])
+def test_any_other_request_id_is_replaced(given: str) -> None:
+    app = RequestContext(echo, observer=Counted())
+    answered = ask(app, b"", headers={"X-Request-Id": given}).headers["x-request-id"]
+    assert answered != given
+    assert len(answered) == 32
+
+
+def test_x05_equal_request_ids_at_once_are_no_conflict() -> None:
+    async def main() -> list[Hand]:
+        app = RequestContext(echo, observer=Counted())
+        hands = [Hand(), Hand()]
+        for hand in hands:
+            hand.feed(b"x")
+        scope = http_scope(headers={"x-request-id": "same"})
+        await asyncio.gather(*(hand.run(app, scope) for hand in hands))
+        return hands
+
+    assert [hand.body for hand in asyncio.run(main())] == [b"x", b"x"]
+
+
+def test_a_fault_is_a_500_in_the_envelope() -> None:
+    counted = Counted()
+    hand = ask(RequestContext(fail, observer=counted), b"")
+    assert hand.status == 500
+    assert hand.json["error"]["code"] == "internal_error"
+    assert b"secret" not in hand.body
+    assert "x-request-id" in hand.headers
+    assert counted.requests == [("POST", "unmatched", 500)]
+
+
+def test_a_fault_after_the_first_byte_is_left_to_the_server() -> None:
+    with pytest.raises(RuntimeError, match="late"):
+        ask(RequestContext(fail_late, observer=Counted()), b"")
+
+
+def test_a_client_that_left_is_counted_as_such() -> None:
+    counted = Counted()
+    ask(RequestContext(leave, observer=counted), b"")
+    assert counted.requests == [("POST", "unmatched", CLIENT_LEFT)]
+
+
+def test_q07_the_log_line_has_no_path_no_query_no_body() -> None:
+    async def main() -> None:
+        hand = Hand()
+        hand.feed(b"secret-body")
+        app = RequestContext(echo, observer=Counted())
+        await hand.run(app, http_scope(path="/secret-path?secret-query"))
+
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(main())
+    assert len(lines) == 1
+    assert lines[0]["status"] == 200
+    assert "secret" not in str(lines)
+
+
+def test_a_body_in_pieces_arrives_whole() -> None:
+    assert ask(BodyLimit(echo, max_bytes=6), b"abc", b"", b"def").body == b"abcdef"
+
+
+def test_q12_a_large_declared_body_is_refused_unread() -> None:
+    hand = ask(BodyLimit(echo, max_bytes=5), b"", headers={"content-length": str(2**30)})
+    assert hand.status == 413
+    assert hand.json["error"]["code"] == "body_too_large"
+    assert hand.json["error"]["max_bytes"] == 5
+    assert hand.headers["connection"] == "close"
+    assert hand.n_received == 0
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-length": "1"}, {"content-length": "x"}])
+def test_q12_an_undeclared_large_body_is_counted(headers: dict[str, str]) -> None:
+    hand = ask(BodyLimit(echo, max_bytes=5), b"abc", b"def", b"never read", headers=headers)
+    assert hand.status == 413
+    assert hand.n_received == 2
+
+
+def test_a_client_that_leaves_while_sending_reaches_nobody() -> None:
+    async def main() -> Hand:
+        hand = Hand()
+        hand.feed(b"abc", more=True)
+        hand.disconnect()
+        await hand.run(BodyLimit(fail, max_bytes=5), http_scope())
+        return hand
+
+    assert asyncio.run(main()).sent == []
+
+
+def test_after_the_body_the_application_hears_the_client_leave() -> None:
+    heard = []
+
+    async def listen(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.extend([(await receive())["type"], (await receive())["type"]])
+
+    async def main() -> None:
+        hand = Hand()
+        hand.feed(b"abc")
+        hand.disconnect()
+        await hand.run(BodyLimit(listen, max_bytes=5), http_scope())
+
+    asyncio.run(main())
+    assert heard == ["http.request", "http.disconnect"]
+
+
+def test_other_scopes_pass() -> None:
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    async def main() -> None:
+        wrapped = RequestContext(BodyLimit(app, max_bytes=1), observer=Counted())
+        hand = Hand()
+        await wrapped({"type": "lifespan"}, hand.receive, hand.send)
+
+    asyncio.run(main())
+    assert seen == ["lifespan"]

@@ -1,0 +1,100 @@
+"""What records say, in every form."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from server import answers
+from tests.server.hand import sse
+from tests.server.serving import Serving, error_of, served
+
+SSE = {"accept": "text/event-stream"}
+NDJSON = {"accept": "application/x-ndjson"}
+
+
+@served
+async def test_stream_and_answer_say_the_same(server: Serving) -> None:
+    async def generate(headers: dict[str, str]) -> list[dict[str, Any]]:
+        path = f"/v1/sessions/{await server.open(prompt='Hello')}/generate"
+        body = {"max_tokens": 5, "seed": 3, "logprobs": True, "top_logprobs": 2}
+        answer = await server.client.post(path, json=body, headers=headers)
+        assert answer.status_code == 200
+        if headers is SSE:
+            return [json.loads(payload) for payload in sse(answer.content)[:-2]]
+        if headers is NDJSON:
+            return [json.loads(line) for line in answer.text.splitlines()[:-1]]
+        return list(answer.json()["records"])
+
+    plain = await generate({})
+    assert await generate(SSE) == plain
+    assert await generate(NDJSON) == plain
+    for record in plain:
+        answers.Record.model_validate(record, strict=True)
+        assert len(record["top_logprobs"]) == 2
+        assert record["logprob"] < 0
+
+
+@served
+async def test_logprobs_are_null_at_position_0(server: Serving) -> None:
+    path = f"/v1/sessions/{await server.open()}/append"
+    told = await server.post(path, token_ids=[1, 2], logprobs=True, top_logprobs=1)
+    first, second = told.json()["records"]
+    assert (first["logprob"], first["top_logprobs"]) == (None, None)
+    assert second["logprob"] < 0
+    assert len(second["top_logprobs"]) == 1
+
+
+@served
+async def test_n01_logprobs_stay_finite(server: Serving) -> None:
+    path = f"/v1/sessions/{await server.open(token_ids=[1])}/generate"
+    bias = {str(i): -100 for i in range(10)}
+    body = {"max_tokens": 2, "logprobs": True, "top_logprobs": 20, "top_k": 1}
+    told = (await server.post(path, logit_bias=bias, **body)).json()
+    numbers = [top["logprob"] for r in told["records"] for top in r["top_logprobs"]]
+    assert len(numbers) == 40
+    assert np.isfinite(numbers).all()
+
+
+@served
+async def test_n04_tiny_temperatures_are_greedy(server: Serving) -> None:
+    def body(temperature: float) -> dict[str, Any]:
+        return {"max_tokens": 4, "temperature": temperature, "points": []}
+
+    ids = []
+    for temperature in (0, -0.0, 5e-324, 1e-38, 9e-5):
+        path = f"/v1/sessions/{await server.open(token_ids=[1])}/generate"
+        told = (await server.post(path, **body(temperature))).json()
+        ids.append([r["token"]["id"] for r in told["records"]])
+    assert ids == [ids[0]] * 5
+
+
+@served
+async def test_points_at_narrows_and_aliases_are_named(server: Serving) -> None:
+    path = f"/v1/sessions/{await server.open()}/append"
+    body = {"token_ids": [1, 2, 3], "points": ["hidden_states[0]", "logits"], "points_at": "1:3"}
+    told = (await server.post(path, encoding_format="float", **body)).json()
+    assert told["records"][0]["points"] == {}
+    for record in told["records"][1:]:
+        assert set(record["points"]) == {"resid_pre.0", "logits"}
+        assert record["points"]["logits"]["shape"] == [50257]
+        assert record["points"]["logits"]["axes"] == ["n_vocab"]
+        assert len(record["points"]["logits"]["data"]) == 50257
+    assert told["aliases"] == {"hidden_states[0]": "resid_pre.0"}
+
+
+@served
+async def test_t06_characters_over_several_tokens(server: Serving) -> None:
+    path = f"/v1/sessions/{await server.open()}/append"
+    told = (await server.post(path, token_ids=[8582, 97, 245])).json()
+    assert [record["text"] for record in told["records"]] == ["", "", "🤗"]
+    assert b"".join(bytes(r["token"]["bytes"]) for r in told["records"]).decode() == "🤗"
+
+
+@served
+async def test_prepend_bos_is_echoed_and_only_at_the_start(server: Serving) -> None:
+    path = f"/v1/sessions/{await server.open()}/append"
+    told = (await server.post(path, prompt="Hello", prepend_bos=True)).json()
+    assert [r["token"]["id"] for r in told["records"]] == [50256, 15496]
+    again = await server.post(path, prompt="Hello", prepend_bos=True)
+    assert (again.status_code, error_of(again)["param"]) == (400, "prepend_bos")

@@ -1,0 +1,170 @@
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.schemas import (
+    MAX_IDS,
+    AppendBody,
+    Body,
+    DetokenizeBody,
+    EmbedBody,
+    GenerateBody,
+    OpenBody,
+    TokenizeBody,
+    TruncateBody,
+)
+
+
+def read(model: type[Body], text: str) -> Any:
+    return model.model_validate(json.loads(text))
+
+
+def fault(model: type[Body], text: str) -> Any:
+    with pytest.raises(ValidationError) as raised:
+        read(model, text)
+    return raised.value.errors(include_url=False)[0]
+
+
+@pytest.mark.parametrize("value", ["true", '"5"', "1.5", "1.0", "null", "[1]", "NaN", "1e3"])
+def test_t12_ids_are_strict_integers(value: str) -> None:
+    error = fault(AppendBody, f'{{"token_ids": [1, {value}]}}')
+    assert error["loc"] == ("token_ids", 1)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"NaN"', "true"])
+def test_n03_numbers_are_finite_numbers(name: str, value: str) -> None:
+    assert fault(GenerateBody, f'{{"{name}": {value}}}')["loc"] == (name,)
+
+
+@pytest.mark.parametrize("value", ["-1", "-2", "0", '"5"', "true", "1.0", "9223372036854775808"])
+def test_c11_max_tokens(value: str) -> None:
+    assert fault(GenerateBody, f'{{"max_tokens": {value}}}')["loc"] == ("max_tokens",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_p", "0"),  # N05
+        ("top_p", "1.01"),
+        ("top_k", "0"),
+        ("temperature", "100.5"),
+        ("temperature", "-1e-9"),
+        ("seed", "-1"),
+        ("seed", "9223372036854775808"),
+        ("stop", '[""]'),
+        ("stop", "5"),
+        ("stop", '["a", 5]'),
+        ("stop", json.dumps(["x"] * 17)),
+        ("stop", '"\\ud83d"'),
+        ("logit_bias", '{"50257": 1}'),
+        ("logit_bias", '{"-1": 1}'),
+        ("logit_bias", '{"1.0": 1}'),
+        ("logit_bias", '{"\\u0663": 1}'),
+        ("logit_bias", '{"1": 100.5}'),
+        ("logit_bias", '{"1": NaN}'),
+        ("logit_bias", '{"1": true}'),
+        ("logit_bias", "[1]"),
+        ("past_length", "-1"),
+        ("points", '"embedding"'),
+        ("points", "[1]"),
+        ("points_at", "5"),
+        ("encoding_format", '"xml"'),
+        ("logprobs", "1"),
+        ("top_logprobs", "21"),
+        ("ignore_eos", '"yes"'),
+        ("stream", "1"),
+    ],
+)
+def test_generate_refuses(name: str, value: str) -> None:
+    assert fault(GenerateBody, f'{{"{name}": {value}}}')["loc"][0] == name
+
+
+def test_n04_smallest_temperatures_are_read() -> None:
+    for text in ("0", "-0.0", "5e-324", "1e-38", "1e-4"):
+        assert read(GenerateBody, f'{{"temperature": {text}}}').temperature >= 0
+
+
+def test_explicit_nulls_are_defaults() -> None:
+    nulls = json.dumps(dict.fromkeys(GenerateBody.model_fields))
+    assert read(GenerateBody, nulls) == GenerateBody()
+    assert read(AppendBody, '{"prompt": null, "token_ids": [1]}').given == "token_ids"
+
+
+@pytest.mark.parametrize(
+    "model", [OpenBody, AppendBody, GenerateBody, TruncateBody, EmbedBody, TokenizeBody]
+)
+def test_unknown_fields_are_refused_even_as_null(model: type[Body]) -> None:
+    error = fault(model, '{"n_past": null}')
+    assert error["type"] == "unknown_field"
+    assert error["ctx"] == {"param": "n_past"}
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "param"),
+    [
+        (AppendBody, '{"prompt": ""}', "prompt"),
+        (AppendBody, '{"token_ids": []}', "token_ids"),
+        (AppendBody, "{}", "prompt"),
+        (AppendBody, '{"prompt": "a", "token_ids": [1]}', "token_ids"),
+        (OpenBody, '{"prompt": ""}', "prompt"),
+        (OpenBody, '{"prompt": "a", "token_ids": [1]}', "token_ids"),
+        (EmbedBody, '{"token_ids": []}', "token_ids"),
+    ],
+)
+def test_c08_empty_input(model: type[Body], text: str, param: str) -> None:
+    error = fault(model, text)
+    assert (error["type"], error["ctx"]["param"]) == ("empty_input", param)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"\\ud83d": 1}', '{"metadata": {"\\ud83d": "x"}}', '{"metadata": {"\\ud83d": 1}}'],
+)
+def test_t02_errors_can_be_told_whatever_the_names(text: str) -> None:
+    """pydantic cannot list an error whose place or context is no unicode."""
+    assert fault(OpenBody, text)
+
+
+def test_opening_without_tokens_is_allowed() -> None:
+    assert read(OpenBody, "{}").given is None
+
+
+@pytest.mark.parametrize("value", ["[]", "[1]", "{}", "false", "0"])
+def test_interventions_are_refused(value: str) -> None:
+    text = f'{{"prompt": "a", "interventions": {value}}}'
+    assert fault(AppendBody, text)["type"] == "not_supported"
+
+
+def test_top_logprobs_needs_logprobs() -> None:
+    assert fault(GenerateBody, '{"top_logprobs": 1}')["ctx"] == {"param": "top_logprobs"}
+    assert read(GenerateBody, '{"top_logprobs": 1, "logprobs": true}').top_logprobs == 1
+
+
+def test_logit_bias_keys_become_ids() -> None:
+    body = read(GenerateBody, '{"logit_bias": {"0": -100, "50256": 1.5}, "stop": "x"}')
+    assert body.logit_bias == {0: -100.0, 50256: 1.5}
+    assert body.stop == ["x"]
+
+
+@pytest.mark.parametrize(
+    "metadata", ['{"a": 1}', '{"a": "\\ud83d"}', json.dumps({str(i): "" for i in range(17)}), "[]"]
+)
+def test_metadata_is_a_few_strings(metadata: str) -> None:
+    assert fault(OpenBody, f'{{"metadata": {metadata}}}')["loc"][0] == "metadata"
+
+
+@pytest.mark.parametrize("ttl", ["0", "604801", "1.0"])
+def test_ttl(ttl: str) -> None:
+    assert fault(OpenBody, f'{{"ttl_seconds": {ttl}}}')["loc"] == ("ttl_seconds",)
+
+
+def test_a_large_bad_body_makes_one_error() -> None:
+    with pytest.raises(ValidationError) as raised:
+        DetokenizeBody.model_validate({"tokens": ["x"] * MAX_IDS})
+    assert raised.value.error_count() == 1
+    with pytest.raises(ValidationError) as raised:
+        OpenBody.model_validate({str(i): i for i in range(100_000)})
+    assert raised.value.error_count() == 1

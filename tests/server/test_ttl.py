@@ -1,0 +1,58 @@
+"""Times to live over HTTP, by a clock that is told."""
+
+import asyncio
+
+from tests.server.gating import begin, gated, steps_scope, until_busy
+from tests.server.hand import sse
+from tests.server.serving import serving
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_idle_session_expires_then_is_forgotten() -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with serving(clock=clock) as server:
+            path = f"/v1/sessions/{await server.open(ttl_seconds=10)}"
+            clock.now += 9
+            assert (await server.client.get(path)).json()["expires"] == clock.now + 10
+            clock.now += 11
+            for answer in (await server.client.get(path), await server.post(f"{path}/generate")):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    410,
+                    "session_expired",
+                )
+            clock.now += 10
+            assert (await server.client.get(path)).status_code == 404
+
+    asyncio.run(main())
+
+
+def test_x04_a_stream_outlives_the_time_to_live_which_counts_from_its_end() -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with gated(clock=clock) as (server, model):
+            session_id = await server.open(token_ids=[1], ttl_seconds=1)
+            model.close()
+            scope = steps_scope(session_id, "generate", accept="text/event-stream")
+            hand, request = begin(server, scope, max_tokens=3)
+            await until_busy(server, session_id)
+            for index in range(3):
+                clock.now += 100
+                server.service.engine.sweep()
+                model.allow()
+                await hand.until_body_has(f'"index":{index}'.encode())
+            await request
+            assert sse(hand.body)[-1] == "[DONE]"
+            clock.now += 0.5
+            assert await server.length(session_id) == 4
+
+    asyncio.run(main())
