@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from cache.errors import CacheFull
 
-PIECE = 32  # positions; 8 KiB of one head's keys in float32 at D = 64, a multiple of a page
+PIECE = 32  # positions; 8 KiB of one head's keys in float32 at D = 64: whole pages of 4 KiB
 
 
 @dataclass(slots=True, eq=False)

@@ -52,8 +52,8 @@ class Shape:
         return 2 * self.n_layer * self.n_embd * self.dtype.itemsize
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one position's keys, values and float32 `ln_f` row."""
+    def row_bytes(self) -> int:
+        """Bytes of one position in all: keys, values and float32 `ln_f` row."""
         return self.kv_bytes_per_token + self.n_embd * torch.float32.itemsize
 
 
@@ -67,7 +67,7 @@ class KVBuffers:
             NoAddressSpace: not even one slot can be mapped.
         """
         self.shape = shape
-        slot_bytes = shape.n_ctx * shape.bytes_per_token
+        slot_bytes = shape.n_ctx * shape.row_bytes
         self._map, self.n_slots = _map_slots(slot_bytes, n_slots)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._kv_bytes = self.n_slots * shape.n_ctx * shape.kv_bytes_per_token

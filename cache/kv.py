@@ -15,7 +15,7 @@ class KVCache:
 
         A budget below one piece is raised to one piece.
         """
-        self._piece_bytes = PIECE * shape.bytes_per_token
+        self._piece_bytes = PIECE * shape.row_bytes
         total_pieces = max(1, budget_bytes // self._piece_bytes)
         self.buffers = KVBuffers(shape, min(max_slots, total_pieces))
         self.ledger = Ledger(n_slots=self.buffers.n_slots, total_pieces=total_pieces)

@@ -13,37 +13,37 @@ from model.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """Which internals a request reports, and at which absolute positions (None: all it steps).
+class ReplyLimit:
+    """What one JSON answer may hold, by the server's estimates of one encoded record."""
 
-    `bytes_per_record` and `bare_bytes_per_record` are the server's estimates of one encoded record
-    with its points and without, used only against `max_reply_bytes`. None there: the answer is a
-    stream and has no limit.
-    """
+    bytes_per_record: int  # with its points
+    bare_bytes_per_record: int  # without
+    max_bytes: int
+
+    def check(self, *, n_records: int, n_full: int) -> int:
+        """About how many bytes `n_records` are, of which `n_full` carry points.
+
+        Raises:
+            ReplyTooLarge: more than are allowed.
+        """
+        n_bare = n_records - n_full
+        n_bytes = n_full * self.bytes_per_record + n_bare * self.bare_bytes_per_record
+        if n_bytes > self.max_bytes:
+            raise ReplyTooLarge(n_bytes=n_bytes, max_bytes=self.max_bytes)
+        return n_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """Which internals a request reports, and at which absolute positions (None: all it steps)."""
 
     points: tuple[Point, ...] = ()
     positions: frozenset[int] | None = None
     top_logprobs: int | None = None  # None: no logprobs at all; 0: the token's own only
-    bytes_per_record: int = 0
-    bare_bytes_per_record: int = 0
-    max_reply_bytes: int | None = None
 
     def wants_points_at(self, position: int) -> bool:
         """Whether the record at `position` carries points."""
         return bool(self.points) and (self.positions is None or position in self.positions)
-
-    def check_reply(self, n_new: int) -> None:
-        """See that an answer of `n_new` records is within its limit.
-
-        Raises:
-            ReplyTooLarge: about how large it would be.
-        """
-        if self.max_reply_bytes is None:
-            return
-        n_full = n_new if self.positions is None else len(self.positions)
-        n_bytes = n_full * self.bytes_per_record + (n_new - n_full) * self.bare_bytes_per_record
-        if n_bytes > self.max_reply_bytes:
-            raise ReplyTooLarge(n_bytes=n_bytes, max_bytes=self.max_reply_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class Append:
     prepend_bos: bool = False
     capture: Capture = field(default_factory=Capture)
     atomic: bool = True  # commit once, after the last step; False: chunk by chunk
+    reply_limit: ReplyLimit | None = None  # None: no limit, as for a stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class Generate:
     ignore_eos: bool = False
     capture: Capture = field(default_factory=Capture)
     atomic: bool = True  # commit once, after the last step; False: step by step
+    reply_limit: ReplyLimit | None = None  # None: no limit, as for a stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import structlog
+
 from cache.kv import KVCache
 from embedding.positions import positions_for
 from embedding.tokenizer import END_OF_TEXT, Tokenizer
 from engine.commands import Append, Capture, Generate, Open, Truncate
 from engine.errors import (
     BosNotAtStart,
+    Drained,
     EmptySession,
     EngineDown,
     PastLengthMismatch,
@@ -43,12 +46,16 @@ from sessions.log import SessionLog
 from sessions.registry import Registry
 from sessions.session import Session
 
+logger = structlog.get_logger()
+
 _SWEEP_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 1.0  # for the terminal events of jobs that a shutdown ends
+_ANSWERS = 4  # of the largest size that may be held at once; more smaller ones
+_STOP_SECONDS = 2.0  # for the step that the model thread is in
 
 
 class Engine:
-    """Sessions over one model."""
+    """Sessions over one model. Made inside the running loop, which becomes its own."""
 
     def __init__(
         self,
@@ -69,37 +76,42 @@ class Engine:
         self._cache = cache
         self._log = log
         self._clock = clock
-        self._observer = observer or NoObserver()
 
-    def start(self) -> None:
-        """Take up the sessions of the log and start the threads. Inside the running loop."""
-        for session in self._log.load():
-            self.registry.publish(session)
-        loop = asyncio.get_running_loop()
-        inbox = Inbox()
-        self._requests = Requests(self.registry, inbox, loop)
-        self._inbox = inbox
+        self._inbox = Inbox()
+        self._requests = Requests(self.registry, self._inbox, asyncio.get_running_loop())
         self._thread = ModelThread(
-            model=self.model,
-            cache=self._cache,
-            inbox=inbox,
-            writer=LogWriter(self._log, self._requests.deliver_from_thread),
-            limits=self.limits,
-            observer=self._observer,
+            model=model,
+            cache=cache,
+            inbox=self._inbox,
+            writer=LogWriter(log, self._requests.deliver_from_thread),
+            limits=limits,
+            observer=observer or NoObserver(),
             on_end=self._requests.end_all_from_thread,
         )
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take up the sessions of the log and start the threads."""
+        for session in self._log.load():
+            self.registry.publish(session)
         self._thread.start()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def close(self) -> None:
-        """Stop the threads; whatever still runs is ended."""
-        self._sweeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._sweeper
+        """Stop the threads; whatever still runs is ended. See `stuck`."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         self._thread.stop()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
         await asyncio.sleep(0)  # lets the last deliveries run
-        self._log.close()
+        self._requests.end_all(Drained())
+        if not self.stuck:
+            self._log.close()
+
+    @property
+    def stuck(self) -> bool:
+        """After `close`: whether the model thread is inside a step that does not return."""
+        return self._thread.is_alive()
 
     # What there is to see. None of it waits.
 
@@ -124,7 +136,7 @@ class Engine:
 
     def view_of(self, session: Session) -> SessionView:
         """A published session with what moves beside it."""
-        resident = not session.past_length or self._thread.places.has(session.id)
+        resident = self._thread.places.n_rows(session.id) >= session.past_length
         return SessionView(
             session=session,
             expires=self.registry.expires(session),
@@ -137,17 +149,16 @@ class Engine:
 
     def heartbeat_age(self) -> float:
         """Seconds since the model thread last showed life; infinite once it is dead."""
-        if not self._thread.is_alive():
+        if self._requests.over:
             return float("inf")
         return time.monotonic() - self._thread.heartbeat
 
     def stats(self) -> Stats:
         """The load."""
-        n_jobs = self._thread.n_jobs
-        running = min(n_jobs, self.limits.max_rows)
+        running = self._thread.n_running
         return Stats(
             running=running,
-            waiting=n_jobs - running,
+            waiting=max(0, len(self._requests) - running),
             sessions=len(self.registry),
             evictions=self._thread.places.evictions,
             kv=self._cache.usage(),
@@ -188,12 +199,12 @@ class Engine:
         Raises:
             Refused, SessionError, PositionOverflow: at once, before any compute.
         """
-        session = self._admit(command.session_id, command.owner, command.past_length)
+        session = self._admit(command)
         if command.prepend_bos and session.past_length:
             raise BosNotAtStart(session.past_length)
         token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
-        self._check_length(session, len(token_ids), command.capture)
-        reply = self._requests.changing(session.id)
+        held_bytes = self._check_room(session, len(token_ids), command)
+        reply = self._requests.changing(session, held_bytes)
         job = self._job(
             session, token_ids, len(token_ids), command.capture, reply, atomic=command.atomic
         )
@@ -206,14 +217,14 @@ class Engine:
         Raises:
             Refused, SessionError, PositionOverflow: at once, before any compute.
         """
-        session = self._admit(command.session_id, command.owner, command.past_length)
+        session = self._admit(command)
         if not session.past_length:
             raise EmptySession
         remaining = self.model.config.n_ctx - session.past_length
         n_new = max(1, remaining) if command.max_tokens is None else command.max_tokens
-        self._check_length(session, n_new, command.capture)
-        reply = self._requests.changing(session.id)
+        held_bytes = self._check_room(session, n_new, command)
         generation = Generation(command, max_tokens=n_new, tokenizer=self.tokenizer)
+        reply = self._requests.changing(session, held_bytes)
         job = self._job(
             session, (), n_new, command.capture, reply, atomic=command.atomic, sampled=generation
         )
@@ -226,10 +237,10 @@ class Engine:
         Raises:
             Refused, SessionError: unknown, busy, another length, or `to` beyond it.
         """
-        session = self._admit(command.session_id, command.owner, command.past_length)
+        session = self._admit(command)
         session.truncated(command.to)
         self._check_queue()
-        reply = self._requests.changing(session.id)
+        reply = self._requests.changing(session)
         self._inbox.put(TruncateTo(session, command.to, reply))
         return self.view_of((await reply.result()).session)
 
@@ -238,7 +249,9 @@ class Engine:
 
         Raises:
             SessionError: unknown, another owner's, or expired.
+            EngineError: the engine is down, or the log could not keep it.
         """
+        self._check_alive()
         session = self.registry.find(session_id, owner)
         self.registry.remove(session_id)
         reply = self._requests.deleting()
@@ -253,6 +266,7 @@ class Engine:
         self._inbox.put(EndAll())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._requests.none_left.wait(), _LAST_WORDS_SECONDS)
+        self._requests.end_all(Drained())  # the model thread does not answer
 
     def sweep(self) -> None:
         """Close the sessions that have expired."""
@@ -261,9 +275,12 @@ class Engine:
 
     # Admission, in the order in which the API promises its checks.
 
-    def _check_open(self) -> None:
-        if not self._thread.is_alive():
+    def _check_alive(self) -> None:
+        if self._requests.over:
             raise EngineDown
+
+    def _check_open(self) -> None:
+        self._check_alive()
         if self.draining:
             raise ShuttingDown
 
@@ -271,24 +288,43 @@ class Engine:
         if len(self._requests) >= self.limits.max_queue:
             raise QueueFull(self.limits.max_queue)
 
-    def _admit(self, session_id: str, owner: str, expected: int | None) -> Session:
+    def check_free(
+        self, session_id: str, owner: str = "", *, past_length: int | None = None
+    ) -> Session:
+        """The session, if a mutation of it could begin now, at the length that is expected.
+
+        Raises:
+            EngineDown, ShuttingDown, SessionError, SessionBusy, PastLengthMismatch: why not.
+        """
         self._check_open()
         session = self.registry.find(session_id, owner)
         if self.registry.is_busy(session_id):
             raise SessionBusy(session_id)
-        if expected is not None and expected != session.past_length:
-            raise PastLengthMismatch(expected=expected, past_length=session.past_length)
+        if past_length is not None and past_length != session.past_length:
+            raise PastLengthMismatch(expected=past_length, past_length=session.past_length)
         return session
 
-    def _check_length(self, session: Session, n_new: int, capture: Capture) -> None:
+    def _admit(self, command: Append | Generate | Truncate) -> Session:
+        return self.check_free(command.session_id, command.owner, past_length=command.past_length)
+
+    def _check_room(self, session: Session, n_new: int, command: Append | Generate) -> int:
+        """The bytes that the answer may hold in memory; 0 for a stream."""
         positions = positions_for(session.past_length, n_new, self.model.config.n_ctx)
-        for position in sorted(capture.positions or ()):
+        asked = command.capture.positions
+        for position in sorted(asked or ()):
             if position not in positions:
                 raise PositionsOutOfRange(
                     position=position, past_length=session.past_length, n_new=n_new
                 )
-        capture.check_reply(n_new)
         self._check_queue()
+        limit = command.reply_limit
+        if limit is None:
+            return 0
+        n_full = n_new if asked is None else len(asked)
+        n_bytes = limit.check(n_records=n_new, n_full=n_full)
+        if self._requests.held_bytes + n_bytes > _ANSWERS * limit.max_bytes:
+            raise QueueFull(self.limits.max_queue)
+        return n_bytes
 
     def _job(
         self,
@@ -318,5 +354,8 @@ class Engine:
 
     async def _sweep_for_ever(self) -> None:
         while True:
-            self.sweep()
+            try:
+                self.sweep()
+            except Exception:
+                logger.exception("sweep failed")
             await asyncio.sleep(_SWEEP_SECONDS)

@@ -80,9 +80,12 @@ class Inbox:
 
     def take(self) -> list[Message]:
         """All messages so far. The model thread."""
-        self._bell.clear()
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def wait(self, seconds: float) -> None:
-        """Sleep until the bell rings, `seconds` at most."""
+        """Sleep until the bell rings, `seconds` at most, or not at all if it rang since last time.
+
+        Cleared here and nowhere else: a bell that rings during a pass starts another one.
+        """
         self._bell.wait(seconds)
+        self._bell.clear()

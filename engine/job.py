@@ -20,6 +20,7 @@ from embedding.tokenizer import Tokenizer
 from engine.commands import Capture
 from engine.events import StepRecord, TopLogprob, Usage
 from engine.generation import Generation
+from engine.limits import LOGITS_ROWS
 from engine.reply import Reply
 from engine.scheduler import Demand
 from engine.text import ShownText
@@ -76,7 +77,6 @@ class Job:
     def start(self, kv: KV) -> None:
         """Take the place that was reserved for this job."""
         self._kv = kv
-        self.started = time.monotonic()
 
     # What there is to do.
 
@@ -100,11 +100,16 @@ class Job:
         """What it could do now, given how far its reader is behind."""
         per_record = _RECORD_BYTES + self.point_bytes
         todo = max(1, self.todo)  # one that has caught up chooses an id first
-        chunk = min(todo, prefill_chunk)
+        chunk = min(todo, LOGITS_ROWS if self._reads_logits else prefill_chunk)
         if not self.atomic:
             chunk = min(chunk, max(1, buffer_bytes // per_record))
         behind = not self.atomic and self._backlog_after(chunk * per_record) > buffer_bytes
         return Demand(todo=0, chunk=0) if behind else Demand(todo=todo, chunk=chunk)
+
+    @property
+    def _reads_logits(self) -> bool:
+        """Whether every step costs a row of logits, and not the last one of a prompt only."""
+        return self.capture.top_logprobs is not None or LOGITS in self.capture.points
 
     def _backlog_after(self, more: int) -> int:
         backlog = self.reply.backlog_bytes
@@ -129,6 +134,7 @@ class Job:
 
     def row(self, n: int) -> Row:
         """The next `n` tokens, as the model wants them."""
+        self.started = self.started or time.monotonic()
         first = self.kv.length
         positions = range(first, first + n)
         points = tuple(point for point in self.capture.points if point != LOGITS)
@@ -150,12 +156,15 @@ class Job:
         return sorted(wanted)
 
     def score(self, position: int, row: LogitsRow) -> None:
-        """Take the logits [V] at `position`, which score the token after it."""
+        """Take the logits [V] at `position`, which score the token after it.
+
+        What is kept is copied: a view would keep its mates' rows in memory too.
+        """
         after = position + 1
         if self.wants_id and after == len(self.tokens):
-            self._next = row
+            self._next = row.copy()
         if self._wants_points(position) and LOGITS in self.capture.points:
-            self._logits[position] = row
+            self._logits[position] = row.copy()
         top_logprobs = self.capture.top_logprobs
         if top_logprobs is not None and self.generation is None and after < len(self.tokens):
             self._scores[after] = _score(row, self.tokens[after], top_logprobs)

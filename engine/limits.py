@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 MIB = 1024**2
 
+LOGITS_ROWS = 64  # of one product: 12.9 MB of logits at a time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

@@ -20,6 +20,7 @@ from engine.errors import (
     EngineError,
     NoRoom,
     SessionDeleted,
+    StepFailed,
 )
 from engine.events import Done, Event, Failed, Progress, Started, Usage
 from engine.inbox import (
@@ -40,7 +41,7 @@ from engine.reply import Reply
 from engine.scheduler import share
 from engine.stepper import Grants, Outcome, Stepper
 from engine.writer import Batch, Delivery, LogWriter
-from sessions.log import Committed, Deleted, Opened, Truncated
+from sessions.log import Committed, Deleted, Entry, Opened, Truncated
 from sessions.session import Session
 
 logger = structlog.get_logger()
@@ -71,13 +72,10 @@ class ModelThread(threading.Thread):
         self._observer = observer
         self._on_end = on_end
         self._jobs: list[Job] = []  # those served longest ago first
-        self.places = Places(cache, self._is_at_work)
+        self.places = Places(cache, self._at_work)
+        self.n_running = 0  # jobs stepped in the latest iteration
+        self._undeleted: list[Entry] = []  # deletions that the log must still keep
         self._stopping = False
-
-    @property
-    def n_jobs(self) -> int:
-        """Requests that run or wait. Any thread."""
-        return len(self._jobs) + len(self._inbox)
 
     def stop(self) -> None:
         """Leave the loop after this pass. Any thread."""
@@ -109,6 +107,8 @@ class ModelThread(threading.Thread):
         for outcome in outcomes:
             if outcome.job in self._jobs:
                 self._commit(outcome, batch)
+        if not batch.deliveries and not batch.entries:
+            batch.entries, self._undeleted = self._undeleted, []
         self._writer.submit(batch)
         if not grants and not messages:
             self._inbox.wait(_HEARTBEAT_SECONDS)
@@ -123,6 +123,7 @@ class ModelThread(threading.Thread):
         granted = share(demands, max_rows=limits.max_rows, prefill_chunk=limits.prefill_chunk)
         grants = [(job, n) for job, n in zip(self._jobs, granted, strict=True) if n]
         served = {job for job, _ in grants}
+        self.n_running = len(grants)
         self._jobs.sort(key=lambda job: job in served)  # stable: the unserved move to the front
         return grants
 
@@ -139,14 +140,22 @@ class ModelThread(threading.Thread):
         return outcomes
 
     def _settle(self) -> None:
-        """Drop the jobs whose last commit the log could not keep; their clients are told."""
-        for lost in self._writer.settle():
-            for job in [job for job in self._jobs if job.reply is lost.reply]:
-                self._remove(job)
-                if lost.before is None:
-                    self.places.forget(job.session.id)
-                else:
-                    self.places.trim(job.session.id, lost.before.past_length)
+        """Take back what the log could not keep; the clients are told by the writer."""
+        lost = self._writer.settle()
+        self._undeleted += [entry for entry in lost.entries if isinstance(entry, Deleted)]
+        told: set[Reply] = set()
+        for delivery in lost.deliveries:
+            if delivery.reply not in told:  # its first event tells what the log had before
+                told.add(delivery.reply)
+                self._take_back(delivery)
+
+    def _take_back(self, lost: Delivery) -> None:
+        for job in [job for job in self._jobs if job.reply is lost.reply]:
+            self._remove(job)
+            self._restore(job.session.id, lost.before)
+            self._observe(job, StepFailed.__name__)
+        if isinstance(lost.event, Progress | Done):  # its job may have left already
+            self._restore(lost.event.session.id, lost.before)
 
     # Messages.
 
@@ -232,18 +241,22 @@ class ModelThread(threading.Thread):
     def _fail(self, job: Job, error: EngineError, batch: Batch) -> None:
         known = _known(job)
         self._remove(job)
-        if known is None:
-            self.places.forget(job.session.id)
-        else:
-            self.places.trim(known.id, known.past_length)
+        self._restore(job.session.id, known)
         self._tell(batch, job.reply, Failed(error, known), before=known)
         self._observe(job, type(error).__name__)
+
+    def _restore(self, session_id: str, known: Session | None) -> None:
+        """Keep no more of the cache than the session that its owner knows of has."""
+        if known is None:
+            self.places.forget(session_id)
+        else:
+            self.places.trim(session_id, known.past_length)
 
     def _remove(self, job: Job) -> None:
         self._jobs.remove(job)
 
-    def _is_at_work(self, session_id: str) -> bool:
-        return any(job.session.id == session_id for job in self._jobs)
+    def _at_work(self) -> set[str]:
+        return {job.session.id for job in self._jobs}
 
     def _tell(
         self,

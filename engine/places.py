@@ -6,7 +6,7 @@ again. Room is reserved whole before the first step, so no step can run out of i
 waits for room that only it could free.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from cache.accounting import KV
 from cache.kv import KVCache
@@ -16,15 +16,16 @@ from engine.errors import NoRoom
 class Places:
     """Session ids and their places. `at_work` tells which must not lose theirs."""
 
-    def __init__(self, cache: KVCache, at_work: Callable[[str], bool]) -> None:
+    def __init__(self, cache: KVCache, at_work: Callable[[], Container[str]]) -> None:
         self._cache = cache
         self._at_work = at_work
         self._places: dict[str, KV] = {}  # in order of use
         self.evictions = 0
 
-    def has(self, session_id: str) -> bool:
-        """Whether the session has a place. Any thread."""
-        return session_id in self._places
+    def n_rows(self, session_id: str) -> int:
+        """How many of the session's tokens have their K/V here. Any thread."""
+        kv = self._places.get(session_id)
+        return 0 if kv is None else kv.length
 
     def take(self, session_id: str, *, kept: int, length: int) -> KV:
         """A place with at most `kept` rows present and room for `length` positions.
@@ -71,16 +72,17 @@ class Places:
             self.evictions += 1
 
     def _victims(self, session_id: str, length: int) -> list[str] | None:
-        """The fewest sessions, least recently used first, that make room; None: they cannot."""
+        """Sessions to evict, least recently used first, to make room; None: they cannot."""
         ledger = self._cache.ledger
         own = self._places.get(session_id)
         pieces = ledger.pieces_for(length) - (own.n_pieces if own else 0) - ledger.free_pieces
         slots = (0 if own else 1) - ledger.free_slots
+        at_work = self._at_work()
         victims = []
         for other, kv in self._places.items():
             if pieces <= 0 and slots <= 0:
                 break
-            if other != session_id and not self._at_work(other):
+            if other != session_id and other not in at_work:
                 victims.append(other)
                 pieces, slots = pieces - kv.n_pieces, slots - 1
         return victims if pieces <= 0 and slots <= 0 else None

@@ -6,6 +6,9 @@ The event loop, except for the two `_from_thread` functions, which other threads
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import structlog
 
 from engine.errors import EngineError
 from engine.events import Done, Failed, Progress
@@ -13,13 +16,21 @@ from engine.inbox import CancelRequest, Inbox
 from engine.reply import Reply
 from engine.writer import Delivery
 from sessions.registry import Registry
+from sessions.session import Session
+
+logger = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
-    """`release` gives back what the request holds; `publishes`: its commits become visible."""
+    """`release` gives back what the request holds; `publishes`: its commits become visible.
+
+    `session` is what was published last; None: there is none, not yet or no more.
+    """
 
     release: Callable[[], None]
+    held_bytes: int = 0  # of the answer that is being collected
+    session: Session | None = None
     publishes: bool = True
 
 
@@ -27,6 +38,7 @@ class Requests:
     """Replies that have not had their terminal event."""
 
     def __init__(self, registry: Registry, inbox: Inbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.over = False  # the model thread is gone: nobody would answer a request
         self.none_left = asyncio.Event()
         self.none_left.set()
         self._registry = registry
@@ -37,10 +49,16 @@ class Requests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def changing(self, session_id: str) -> Reply:
+    @property
+    def held_bytes(self) -> int:
+        """About what the answers may hold that are being collected."""
+        return sum(request.held_bytes for request in self._requests.values())
+
+    def changing(self, session: Session, held_bytes: int = 0) -> Reply:
         """A mutation of a session, which is busy until it ends."""
-        self._registry.mark_busy(session_id)
-        return self._add(_Request(lambda: self._registry.clear_busy(session_id)))
+        self._registry.mark_busy(session.id)
+        release = partial(self._registry.clear_busy, session.id)
+        return self._add(_Request(release, held_bytes, session))
 
     def opening(self) -> Reply:
         """A session being opened, whose place is held until it ends.
@@ -61,7 +79,16 @@ class Requests:
 
     def end_all_from_thread(self, error: EngineError) -> None:
         """Have every request that is left end with `error`: the model thread is gone."""
-        self._loop.call_soon_threadsafe(self._end_all, error)
+        self._loop.call_soon_threadsafe(self._thread_ended, error)
+
+    def end_all(self, error: EngineError) -> None:
+        """End every request that is left: the model thread is gone, or does not answer."""
+        for reply in list(self._requests):
+            reply.put(Failed(error, self._end(reply).session), 0)
+
+    def _thread_ended(self, error: EngineError) -> None:
+        self.over = True
+        self.end_all(error)
 
     def _add(self, request: _Request) -> Reply:
         reply = Reply(on_cancel=self._cancel, wake=self._inbox.ring)
@@ -73,24 +100,28 @@ class Requests:
         self._inbox.put(CancelRequest(reply))
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Publish what was committed, then tell of it; a session is free before its last event."""
         for delivery in deliveries:
-            request = self._requests.get(delivery.reply)
-            if request is None:
-                continue
-            event = delivery.event
-            if isinstance(event, Progress | Done) and request.publishes:
-                self._registry.publish(event.session)
-            if isinstance(event, Done | Failed):
-                self._end(delivery.reply)
-            delivery.reply.put(event, delivery.n_bytes)
+            try:
+                self._deliver_one(delivery)
+            except Exception:  # its neighbours' events must not be lost with it
+                logger.exception("an event was not delivered")
 
-    def _end(self, reply: Reply) -> None:
-        self._requests.pop(reply).release()
+    def _deliver_one(self, delivery: Delivery) -> None:
+        """Publish what was committed, then tell of it; a session is free before its last event."""
+        request = self._requests.get(delivery.reply)
+        if request is None:
+            return
+        event = delivery.event
+        if isinstance(event, Progress | Done) and request.publishes:
+            self._registry.publish(event.session)
+            request.session = event.session
+        if isinstance(event, Done | Failed):
+            self._end(delivery.reply)
+        delivery.reply.put(event, delivery.n_bytes)
+
+    def _end(self, reply: Reply) -> _Request:
+        request = self._requests.pop(reply)
+        request.release()
         if not self._requests:
             self.none_left.set()
-
-    def _end_all(self, error: EngineError) -> None:
-        for reply in list(self._requests):
-            self._end(reply)
-            reply.put(Failed(error, None), 0)
+        return request

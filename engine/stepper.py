@@ -13,12 +13,11 @@ import structlog
 from engine.errors import StepFailed
 from engine.events import StepRecord
 from engine.job import Job
+from engine.limits import LOGITS_ROWS
 from engine.protocol import Model
 from model.batch import Captured
 
 logger = structlog.get_logger()
-
-LOGITS_ROWS = 64  # rows of one product: 12.9 MB of logits at a time
 
 Grants = Sequence[tuple[Job, int]]
 

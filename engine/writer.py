@@ -57,13 +57,13 @@ class LogWriter:
         if batch.entries or batch.deliveries:
             self._pending = batch, self._pool.submit(self._keep, batch)
 
-    def settle(self) -> list[Delivery]:
-        """Wait for what was submitted; returns its deliveries if it could not be kept."""
+    def settle(self) -> Batch:
+        """Wait for what was submitted; returns what could not be kept of it."""
         if self._pending is None:
-            return []
+            return Batch()
         batch, kept = self._pending
         self._pending = None
-        return [] if kept.result() else batch.deliveries
+        return Batch() if kept.result() else batch
 
     def close(self) -> None:
         """Keep what is pending, then stop the thread."""

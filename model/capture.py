@@ -44,7 +44,10 @@ class Taps:
         self._seen[Point(name, None)] = table.index_select(0, torch.tensor(ids)).numpy()
 
     def by_row(self, order: Sequence[int]) -> list[Captured]:
-        """What each row captured; `order[i]` is the place of row i in the answer."""
+        """What each row captured; `order[i]` is the place of row i in the answer.
+
+        Copied where there are several: a view would keep its mates' rows in memory too.
+        """
         taken = dict.fromkeys(self._seen, 0)
         answer: list[Captured] = [{}] * len(self._rows)
         for place, row in zip(order, self._rows, strict=True):
@@ -52,6 +55,7 @@ class Taps:
             for point in row.points if row.captured else ():
                 start = taken[point]
                 taken[point] = start + len(row.captured)
-                own[point] = self._seen[point][start : taken[point]]
+                rows = self._seen[point][start : taken[point]]
+                own[point] = rows if len(order) == 1 else rows.copy()
             answer[place] = own
         return answer

@@ -22,7 +22,6 @@ _PACKED_ROWS = 64  # the row count that the packed layout is tuned for; any coun
 class Precision(Protocol):
     """How weights are stored and multiplied."""
 
-    name: str
     dtype: torch.dtype
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
@@ -37,7 +36,6 @@ class Precision(Protocol):
 class Float32:
     """Plain float32. The head multiplies by `wte` itself: the output is tied, not copied."""
 
-    name = "float32"
     dtype = torch.float32
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
@@ -52,7 +50,6 @@ class Float32:
 class BFloat16:
     """bfloat16 products with float32 sums inside each product."""
 
-    name = "bfloat16"
     dtype = torch.bfloat16
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:

@@ -38,6 +38,18 @@ class Sampling:
     seed: int = 0
     sample_index: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    _biased: _Ids = field(init=False, compare=False, repr=False)
+    _biases: _Floats = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Once per request: a dictionary of the whole vocabulary takes longer than a row's sampling.
+        n = len(self.logit_bias)
+        object.__setattr__(self, "_biased", np.fromiter(self.logit_bias.keys(), np.intp, n))
+        object.__setattr__(self, "_biases", np.fromiter(self.logit_bias.values(), np.float64, n))
+
+    def bias(self, shaped: _Floats) -> None:
+        """Add `logit_bias` to a row [V], in place."""
+        shaped[self._biased] += self._biases
 
     @property
     def greedy(self) -> bool:
@@ -55,7 +67,8 @@ def choose(logits: npt.NDArray[np.float32], sampling: Sampling, *, position: int
     if sampling.greedy and not sampling.logit_bias:
         return int(logits.argmax())
     shaped, noise = _scratch.rows(len(logits))
-    _bias(logits, sampling.logit_bias, out=shaped)
+    np.copyto(shaped, logits)
+    sampling.bias(shaped)
     if sampling.greedy:
         return int(shaped.argmax())
     shaped /= sampling.temperature
@@ -104,12 +117,6 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-
-
-def _bias(logits: npt.NDArray[np.float32], bias: Mapping[int, float], *, out: _Floats) -> None:
-    np.copyto(out, logits)
-    for token_id, value in bias.items():
-        out[token_id] += value
 
 
 def _candidates(shaped: _Floats, sampling: Sampling) -> _Ids | None:

@@ -1,0 +1,203 @@
+"""Any sequence of requests, against the reference, with the books proved after every one."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from embedding.errors import PositionOverflow
+from engine.commands import Truncate
+from engine.errors import EmptySession, NoRoom
+from engine.events import Done, StepRecord
+from engine.limits import Limits
+from engine.reply import Reply
+from model.points import Point
+from model.sampling import Sampling, choose
+from sessions.errors import LengthOutOfRange
+from tests.agreement import assert_agrees, tolerance
+from tests.engine.rig import CONFIG, LIVELY, Rig, capture, ended, ids_of, pieces, running
+from tests.reference import reference_points
+
+POINTS = (Point("wte"), Point("embedding"), Point("resid_post", 0), Point("ln_f"), Point("logits"))
+IDS = st.lists(st.integers(0, 50256), min_size=1, max_size=40)
+T = TypeVar("T")
+
+
+class AnyRequests(RuleBasedStateMachine):
+    """`histories` is what each session must hold, by what its client was told."""
+
+    sessions = Bundle("sessions")
+    loop: asyncio.AbstractEventLoop
+    rig: Rig
+
+    @initialize(
+        budget=st.integers(5, 12),
+        chunk=st.sampled_from([1, 5, 16, 64]),
+        buffer=st.sampled_from([1, 2000, Limits().reply_buffer_bytes]),
+    )
+    def start(self, budget: int, chunk: int, buffer: int) -> None:
+        self.histories: dict[str, list[int]] = {}
+        self.loop = asyncio.new_event_loop()
+        self.stack = AsyncExitStack()
+        engine = running(
+            budget_bytes=pieces(budget), prefill_chunk=chunk, reply_buffer_bytes=buffer
+        )
+        self.rig = self.run(self.stack.enter_async_context(engine))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
+
+    @rule(target=sessions, token_ids=st.one_of(st.just([]), IDS))
+    def open(self, token_ids: list[int]) -> str:
+        session_id = self.run(self.rig.open(token_ids))
+        self.histories[session_id] = list(token_ids)
+        return session_id
+
+    @rule(session_id=sessions, token_ids=IDS, atomic=st.booleans(), top=st.integers(0, 3))
+    def append(self, session_id: str, token_ids: list[int], atomic: bool, top: int) -> None:
+        history = self.histories[session_id]
+        asked = capture(*POINTS, top_logprobs=top)
+        try:
+            reply = self.rig.append(
+                session_id, token_ids, atomic=atomic, capture=asked, past_length=len(history)
+            )
+        except PositionOverflow:
+            assert len(history) + len(token_ids) > CONFIG.n_ctx
+            return
+        done = self.run(ended(reply))
+        assert ids_of(done.records) == token_ids
+        self.accept(session_id, done)
+
+    @rule(
+        session_id=sessions,
+        n=st.integers(1, 12),
+        atomic=st.booleans(),
+        sampling=st.builds(
+            Sampling, temperature=st.sampled_from([0.0, 0.7, 1.5]), seed=st.integers(0, 2**63 - 1)
+        ),
+    )
+    def generate(self, session_id: str, n: int, atomic: bool, sampling: Sampling) -> None:
+        history = self.histories[session_id]
+        asked = capture(*POINTS, top_logprobs=1)
+        try:
+            reply = self.rig.generate(
+                session_id, n, atomic=atomic, sampling=sampling, capture=asked, ignore_eos=True
+            )
+        except EmptySession:
+            assert not history
+            return
+        except PositionOverflow:
+            assert len(history) + n > CONFIG.n_ctx
+            return
+        done = self.run(ended(reply))
+        assert len(done.records) == n
+        self.accept(session_id, done)
+        logits = reference_points(LIVELY, self.histories[session_id])["logits"].numpy()
+        for record in done.records:
+            assert_chosen(record, logits[record.position - 1], sampling)
+
+    @rule(session_id=sessions, to=st.integers(-1, 130))
+    def truncate(self, session_id: str, to: int) -> None:
+        history = self.histories[session_id]
+        command = Truncate(session_id=session_id, to=to, past_length=len(history))
+        try:
+            view = self.run(self.rig.engine.truncate(command))
+        except LengthOutOfRange:
+            assert not 0 <= to <= len(history)
+            return
+        del history[to:]
+        assert view.session.past_length == to
+
+    @rule(session_id=consumes(sessions))
+    def delete(self, session_id: str) -> None:
+        self.run(self.rig.engine.delete(session_id))
+        del self.histories[session_id]
+
+    @rule(n=st.integers(60, CONFIG.n_ctx))
+    def press(self, n: int) -> None:
+        """A visitor takes room; somebody else may lose theirs, and must not notice."""
+        session_id = self.run(self.rig.open([0] * n))
+        self.run(self.rig.engine.delete(session_id))
+
+    @rule(first=sessions, second=sessions, n=st.integers(1, 8))
+    def both(self, first: str, second: str, n: int) -> None:
+        """Two sessions step in one batch, if there is room for both."""
+        ids = {s: self.histories[s] for s in (first, second)}
+        if any(len(history) + n > CONFIG.n_ctx for history in ids.values()):
+            return
+        replies = {s: self.rig.append(s, [7] * n, capture=capture(*POINTS)) for s in ids}
+
+        async def settle(reply: Reply) -> Done | None:
+            try:
+                return await ended(reply)
+            except NoRoom:
+                return None
+
+        async def all_of_them() -> Sequence[Done | None]:
+            return await asyncio.gather(*map(settle, replies.values()))
+
+        for session_id, done in zip(replies, self.run(all_of_them()), strict=True):
+            if done is not None:
+                self.accept(session_id, done)
+
+    def accept(self, session_id: str, done: Done) -> None:
+        """What was told becomes the history, and all that was told must be right."""
+        history = self.histories[session_id]
+        base = len(history)
+        history += ids_of(done.records)
+        positions = [record.position for record in done.records]
+        assert positions == list(range(base, len(history)))
+        assert done.usage.steps == len(positions)
+        assert done.usage.rebuilt_tokens <= base
+        expected = reference_points(LIVELY, history)
+        for point in POINTS:
+            ours = np.stack([record.points[point] for record in done.records])
+            assert_agrees(ours, expected[str(point)][base:], what=str(point))
+        logprobs = expected["logits"].double().log_softmax(-1).numpy()
+        for record in done.records:
+            if record.logprob is not None:
+                right = logprobs[record.position - 1, record.token_id]
+                assert abs(record.logprob - right) < 1e-3
+
+    @invariant()
+    def everything_is_as_it_was_told(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        self.run(self.rig.settled())
+        self.rig.check()
+        engine = self.rig.engine
+        assert {v.session.id for v in engine.views(limit=100).views} == set(self.histories)
+        for session_id, history in self.histories.items():
+            assert list(self.rig.session(session_id).token_ids) == history
+            assert not engine.registry.is_busy(session_id)
+        assert self.rig.places() <= set(self.histories)
+        for session_id, place in engine._thread.places._places.items():
+            assert place.length == place.written <= len(self.histories[session_id])
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.run(self.stack.aclose())
+            self.loop.close()
+
+
+def assert_chosen(record: StepRecord, row: np.ndarray[Any, Any], sampling: Sampling) -> None:
+    """The id that the reference's row gives, or one that is as likely within the tolerance."""
+    row = row.copy()
+    row[record.token_id] += 2 * float(tolerance(row)[record.token_id])
+    assert choose(row, sampling, position=record.position) == record.token_id
+
+
+TestAnyRequests = AnyRequests.TestCase
+TestAnyRequests.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
