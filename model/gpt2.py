@@ -4,8 +4,8 @@ Pre-norm blocks, written as functions of the checkpoint's tensors: no module tre
 One pass steps any mix of rows, one token or many, and leaves each position's keys, values and
 `ln_f` row in the cache. Logits are read from `ln_f` rows afterwards, only where they are needed.
 
-Source: Radford et al. 2019, section 2.3; openai/gpt-2 `src/model.py` (`model`, `block`, `norm`,
-`gelu`), whose names the tensors keep.
+Source: Radford et al. 2019, section 2.3; openai/gpt-2 `src/model.py` (`model`, `block`, `norm`),
+whose names the tensors keep.
 Legend: N tokens of the batch, C width, V vocabulary.
 """
 
@@ -111,8 +111,8 @@ class GPT2:
             taps.take("resid_pre", layer, x)
             qkv = block.c_attn(block.ln_1(x).to(self._compute_dtype))  # [N, 3C]
             x.add_(block.attn_proj(self._attention(layer, qkv, plan)))
-            inner = block.c_fc(block.ln_2(x).to(self._compute_dtype))  # [N, 4C]
-            x.add_(block.mlp_proj(_gelu(inner)))
+            neurons = block.c_fc(block.ln_2(x).to(self._compute_dtype))  # [N, 4C], after GELU
+            x.add_(block.mlp_proj(neurons))
             taps.take("resid_post", layer, x)
         hidden = self._ln_f(x)
         taps.take("ln_f", None, hidden)
@@ -138,17 +138,17 @@ class GPT2:
 def _block(
     tensors: Mapping[str, Tensor], layer: int, config: GPT2Config, precision: Precision
 ) -> Block:
-    def linear(name: str) -> Product:
+    def parts(name: str) -> tuple[Tensor, Tensor]:
         key = f"h.{layer}.{name}"
-        return precision.linear(tensors[f"{key}.weight"], tensors[f"{key}.bias"])
+        return tensors[f"{key}.weight"], tensors[f"{key}.bias"]
 
     return Block(
         ln_1=_norm(tensors, f"h.{layer}.ln_1", config),
-        c_attn=linear("attn.c_attn"),
-        attn_proj=linear("attn.c_proj"),
+        c_attn=precision.linear(*parts("attn.c_attn")),
+        attn_proj=precision.linear(*parts("attn.c_proj")),
         ln_2=_norm(tensors, f"h.{layer}.ln_2", config),
-        c_fc=linear("mlp.c_fc"),
-        mlp_proj=linear("mlp.c_proj"),
+        c_fc=precision.linear_gelu(*parts("mlp.c_fc")),
+        mlp_proj=precision.linear(*parts("mlp.c_proj")),
     )
 
 
@@ -156,8 +156,3 @@ def _norm(tensors: Mapping[str, Tensor], name: str, config: GPT2Config) -> Norm:
     gain, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
     shape, eps = (config.n_embd,), config.layer_norm_epsilon
     return lambda x: F.layer_norm(x, shape, gain, bias, eps)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh form, in place: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3)))."""
-    return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]  # untyped op

@@ -28,6 +28,13 @@ class Precision(Protocol):
         """`x @ weight + bias` for x [N, in] in `dtype`; weight [in, out] as in the checkpoint."""
         ...
 
+    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
+        """GELU of the same product, in its tanh form.
+
+        0.5 y (1 + tanh(sqrt(2/pi) (y + 0.044715 y^3))), as in openai/gpt-2 `src/model.py`, `gelu`.
+        """
+        ...
+
     def head(self, wte: Tensor) -> Product:
         """`x @ wte.T` for x [N, C] float32, as float32 [N, V]."""
         ...
@@ -41,6 +48,10 @@ class Float32:
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
         """See `Precision.linear`."""
         return lambda x: torch.addmm(bias, x, weight)
+
+    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
+        """See `Precision.linear_gelu`."""
+        return lambda x: _gelu(torch.addmm(bias, x, weight))
 
     def head(self, wte: Tensor) -> Product:
         """See `Precision.head`."""
@@ -56,6 +67,10 @@ class BFloat16:
         """See `Precision.linear`."""
         return _packed(weight.t(), bias.to(self.dtype))
 
+    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
+        """See `Precision.linear_gelu`."""
+        return _packed(weight.t(), bias.to(self.dtype), gelu=True)
+
     def head(self, wte: Tensor) -> Product:
         """See `Precision.head`.
 
@@ -68,14 +83,25 @@ class BFloat16:
         return lambda x: product(x.to(self.dtype)).float().add_((x @ mean).unsqueeze(1))
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Product:
-    """A product with weight [out, in] in bfloat16, packed where oneDNN can."""
+def _gelu(x: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]  # untyped op
+
+
+def _packed(weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Product:
+    """A product with weight [out, in] in bfloat16, packed where oneDNN can.
+
+    There GELU is applied before the sums are rounded, and on the way out: alone it would cost a
+    tenth of a long prefill.
+    """
     weight = weight.to(torch.bfloat16).contiguous()
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if gelu:
+            return lambda x: _gelu(F.linear(x, weight, bias))
         return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise
-    return lambda x: linear(x, packed, bias, "none", [], "")
+    after: tuple[object, ...] = ("gelu", [], "tanh") if gelu else ("none", [], "")
+    return lambda x: linear(x, packed, bias, *after)
 
 
 PRECISIONS: dict[str, Callable[[], Precision]] = {"float32": Float32, "bfloat16": BFloat16}
