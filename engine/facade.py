@@ -203,6 +203,7 @@ class Engine:
         if command.prepend_bos and session.past_length:
             raise BosNotAtStart(session.past_length)
         token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
+        assert token_ids, "nothing to step"
         held_bytes = self._check_room(session, len(token_ids), command)
         reply = self._requests.changing(session, held_bytes)
         job = self._job(

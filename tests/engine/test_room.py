@@ -177,6 +177,9 @@ def test_places_evict_the_fewest_and_never_who_is_at_work() -> None:
     places = Places(cache, lambda: at_work)
     for name, length in (("a", 64), ("b", 32), ("c", 32), ("d", 64)):
         places.take(name, kept=0, length=length)
+    for name in "abcd":
+        places._places[name].stage(1)
+        places._places[name].advance(1)
     places.take("e", kept=0, length=60)  # two pieces and a slot: b and c, though d alone would do
     assert list(places._places) == ["a", "d", "e"]
     places.check()
