@@ -11,11 +11,13 @@ from bench.engines.base import token_ids
 from bench.samples import Sample, repeat
 from cache.accounting import KV
 from cache.kv import KVCache
+from engine.limits import Limits
 from model.batch import Row
 from model.gpt2 import GPT2, cache_shape
 from model.weights.source import load_checkpoint
 
 MAX_SESSIONS = 64
+PREFILL_CHUNK = Limits().prefill_chunk
 
 
 class Stepscope:
@@ -31,7 +33,7 @@ class Stepscope:
     def next_id(self, token_ids: Sequence[int]) -> int:
         kv = self._open(len(token_ids))
         try:
-            return int(self._step([kv], [token_ids])[0])
+            return self._prompt(kv, token_ids)
         finally:
             self.cache.close(kv)
 
@@ -53,7 +55,7 @@ class Stepscope:
             self.cache.truncate(kv, 0)
             self.cache.reserve(kv, case.n_tokens)
 
-        samples = repeat(lambda: self._step([kv], [ids]), case.steps, between=begin_anew)
+        samples = repeat(lambda: self._prompt(kv, ids), case.steps, between=begin_anew)
         self.cache.close(kv)
         return samples
 
@@ -74,6 +76,15 @@ class Stepscope:
             for rows in (buffers.keys, buffers.values):
                 rows[kv.slot, :, :, :length] = rows[first.slot, :, :, :length]
 
+    def _prompt(self, kv: KV, token_ids: Sequence[int]) -> int:
+        """A whole prompt, in the chunks that the server would step it in."""
+        for first in range(0, len(token_ids), PREFILL_CHUNK):
+            chunk = token_ids[first : first + PREFILL_CHUNK]
+            kv.stage(len(chunk))
+            self._model.forward([Row(kv=kv, token_ids=chunk)])
+            kv.advance(len(chunk))
+        return int(np.argmax(self._model.logits([(kv, kv.length - 1)])))
+
     def _step(self, sessions: list[KV], ids: Sequence[Sequence[int]]) -> list[int]:
         rows = [Row(kv=kv, token_ids=own) for kv, own in zip(sessions, ids, strict=True)]
         for row in rows:
@@ -88,7 +99,7 @@ def build(spec: EngineSpec, directory: Path, n_threads: int) -> Stepscope:
     torch.set_num_threads(n_threads)
     checkpoint = load_checkpoint(str(directory / "huggingface"), cache_dir=directory)
     shape = cache_shape(checkpoint.config, spec.dtype)
-    budget = MAX_SESSIONS * shape.n_ctx * shape.bytes_per_token
+    budget = MAX_SESSIONS * shape.n_ctx * shape.row_bytes
     cache = KVCache(shape, budget_bytes=budget, max_slots=MAX_SESSIONS)
     model = GPT2(checkpoint, cache.buffers, dtype=spec.dtype, max_tokens=shape.n_ctx)
     return Stepscope(model, cache)
