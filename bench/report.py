@@ -22,8 +22,8 @@ It is the median over rounds, with (smallest to largest). Times differ between m
 and are there for orientation only.
 
 Ours is measured at the level of the model: one forward pass over the cache, logits of the last
-row, greedy id; no scheduler, no HTTP. A prompt is stepped in the server's chunks of 256 tokens; the
-peers take it in one pass. `read-*` only reads as many bytes as a decode step must read: ours divided
+row, greedy id; no scheduler, no HTTP. A prompt is stepped in the server's chunks of 256; the peers
+take it in one pass. `read-*` only reads as many bytes as a decode step must read: ours divided
 into it is the share of the memory's speed that is used.
 """
 
