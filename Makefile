@@ -8,10 +8,10 @@ PIP_ARGS ?=
 VENV     := .venv
 
 # Empty: the server's own default, or its twin in the environment (STEPSCOPE_MODEL, ...).
-MODEL    :=
-PORT     :=
-DATA_DIR :=
-ARGS     :=
+MODEL    ?=
+PORT     ?=
+DATA_DIR ?=
+ARGS     ?=
 
 PY          := $(VENV)/bin/python
 SERVE_FLAGS  = $(if $(MODEL),--model '$(MODEL)') $(if $(PORT),--port '$(PORT)') \
