@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from server.facts import SourceKind
+
 
 class Fault(BaseModel):
     """What went wrong. Numbers such as `n_ctx`, `past_length` or `expected` stand beside these."""
@@ -177,7 +179,7 @@ class ModelCard(Sizes):
     object: Literal["model"]
     created: int
     owned_by: str
-    source: str
+    source: SourceKind
     fingerprint: str
     dtype: str
     max_model_len: int

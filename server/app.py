@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from embedding.errors import EmbeddingError
 from engine.errors import EngineError
 from model.errors import ModelError
+from server.budget import Budget
 from server.desk import check_request
 from server.errors import Problem, ServerError, http_problem, problem, validation_problem
 from server.host import Host
@@ -17,6 +18,9 @@ from server.middleware import BodyLimit, RequestContext
 from server.routes import embed, health, models, sessions, steps, tokens
 from server.settings import Settings
 from sessions.errors import SessionError
+
+BODIES_AT_ONCE = 4
+"""Request bodies of the largest size that are held; more of a smaller one."""
 
 ROUTERS = (health, models, tokens, embed, sessions, steps)
 _KNOWN = (ServerError, EmbeddingError, EngineError, SessionError, ModelError)
@@ -44,7 +48,8 @@ def create_app(settings: Settings, host: Host) -> FastAPI:
     for module in ROUTERS:
         app.include_router(module.router)
     _handle_errors(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    bodies = Budget(BODIES_AT_ONCE * settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, budget=bodies)
     app.add_middleware(RequestContext, observer=host.metrics)  # outermost: added last
     return app
 

@@ -16,11 +16,12 @@ from pydantic_settings import (
 from server.settings import Settings, explain
 
 BAD_USAGE = 2
+NOT_READY = 1
 _PROBE_SECONDS = 5.0
 
 
 class Health(BaseModel):
-    """Ask a server whether it would take a request now. Exits 0 if so, else 1."""
+    """Ask a server whether it would take a request now. Exits 0 if so, else 1, whatever it is."""
 
     url: str | None = Field(
         default=None, description="the server; default: where `serve` would listen on this machine"
@@ -57,11 +58,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit code."""
+    bad_usage = NOT_READY if arguments[:1] == ["health"] else BAD_USAGE
     try:
         return _run(get_subcommand(CliApp.run(Stepscope, cli_args=arguments)))
     except ValidationError as error:
         print(explain(error), file=sys.stderr)
-        return BAD_USAGE
+        return bad_usage
+    except SystemExit as left:  # argparse has said why
+        return bad_usage if left.code else 0
 
 
 def _run(command: object) -> int:
@@ -85,6 +89,6 @@ def probe(url: str) -> int:
         answer = httpx.get(f"{url.rstrip('/')}/ready", timeout=_PROBE_SECONDS, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         print(f"{url}: {error}", file=sys.stderr)
-        return 1
+        return NOT_READY
     print(f"{url}: {answer.text}")
-    return 0 if answer.is_success else 1
+    return 0 if answer.is_success else NOT_READY

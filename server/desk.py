@@ -6,21 +6,43 @@ The event loop.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Request, Response
+from fastapi import Depends, HTTPException, Path, Request, Response
 from fastapi.routing import APIRoute
 
 from engine.events import Done, Failed, Progress
 from engine.reply import Reply
-from server.errors import InvalidRequest, NotSupported, UnsupportedMediaType, problem
+from server.errors import (
+    AnswerTooLarge,
+    InvalidRequest,
+    NotSupported,
+    UnsupportedMediaType,
+    problem,
+)
 from server.host import Host, Service
 from server.inputs import Report
 from server.negotiation import Form, negotiate
-from server.streaming import Batch, Ending, JsonAnswer, Pace, RecordStream, Source, steps_json
+from server.streaming import (
+    WRITE_BYTES,
+    Batch,
+    Ending,
+    JsonAnswer,
+    Pace,
+    RecordStream,
+    Source,
+    steps_json,
+)
 from server.wire import dumps, usage_json
+from sessions.errors import SessionError
 
 TINY_BODY = 64 * 1024
+MAX_VALUES = 262_144
+"""Commas and opening brackets of a body, those in its strings included."""
+
+_OPENING = b",[{"
+_SLICE = 1024 * 1024
 
 
 def host_of(request: Request) -> Host:
@@ -74,7 +96,11 @@ def _is_json(content_type: str) -> bool:
 
 
 class _JsonRequest(Request):
-    """A request whose body is parsed off the event loop when it is large."""
+    """A request whose body is parsed on a worker thread when it is large.
+
+    The parser is one call, which keeps the interpreter from every other thread until it returns. So
+    its time is bounded by the number of values; counting them lets others run between slices.
+    """
 
     async def json(self) -> Any:
         body = await self.body()
@@ -82,8 +108,20 @@ class _JsonRequest(Request):
 
 
 def _parse(body: bytes) -> Any:
-    """The standard library's parser: it knows half surrogate pairs, and refuses deep nesting."""
+    """The standard library's parser: it knows half surrogate pairs, and refuses deep nesting.
+
+    Raises:
+        HTTPException: there are too many values in it. FastAPI hides any other error of a parser.
+    """
+    if _n_values(body) > MAX_VALUES:
+        raise HTTPException(400, f"the body has more than {MAX_VALUES} values")
     return json.loads(body.decode())
+
+
+def _n_values(body: bytes) -> int:
+    """At least as many as the body's values, but for one."""
+    slices = (body[at : at + _SLICE] for at in range(0, len(body), _SLICE))
+    return sum(len(part) - len(part.translate(None, _OPENING)) for part in slices)
 
 
 class Route(APIRoute):
@@ -110,14 +148,42 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def json_when_done(
-    service: Service, work: Callable[[], Coroutine[Any, Any, object]], *, status: int = 200
+    service: Service,
+    work: Callable[[], Coroutine[Any, Any, object]],
+    life: AbstractContextManager[object],
+    *,
+    status: int = 200,
 ) -> Response:
     """An answer that takes a while; the work is cancelled if the client leaves."""
 
     async def encoded() -> bytes:
         return dumps(await work())
 
-    return JsonAnswer(encoded, write_timeout=service.settings.write_timeout, status=status)
+    return JsonAnswer(
+        encoded, life=life, write_timeout=service.settings.write_timeout, status=status
+    )
+
+
+def stateless_json(
+    service: Service, work: Callable[[], object], *, held_bytes: int, param: str
+) -> Response:
+    """An answer that needs no session; one of many bytes is made on a worker thread.
+
+    `held_bytes` is an estimate, from above. `param` is to blame if the answer is too large.
+    """
+    max_bytes = service.settings.max_response_bytes
+
+    def encode() -> bytes:
+        body = dumps(work())
+        if len(body) > max_bytes:
+            raise AnswerTooLarge(n_bytes=len(body), max_bytes=max_bytes, param=param)
+        return body
+
+    async def encoded() -> bytes:
+        return await asyncio.to_thread(encode) if held_bytes > WRITE_BYTES else encode()
+
+    life = service.holding(held_bytes)
+    return JsonAnswer(encoded, life=life, write_timeout=service.settings.write_timeout)
 
 
 def form_of(request: Request, *, stream: bool) -> Form:
@@ -129,43 +195,59 @@ def form_of(request: Request, *, stream: bool) -> Form:
     return negotiate(", ".join(request.headers.getlist("accept")), stream=stream)
 
 
-def answer_steps(service: Service, reply: Reply, report: Report) -> Response:
-    """What a reply brings, in the form that was asked for."""
+def answer_steps(service: Service, session_id: str, reply: Reply, report: Report) -> Response:
+    """What a reply brings, in the form that was asked for.
+
+    The session does not expire before the answer's last byte; the work does not outlive it.
+    """
+    life = ExitStack()
+    life.callback(reply.cancel)
+    life.enter_context(service.engine.using(session_id))
     if report.form.streams:
-        return _stream_steps(service, reply, report)
+        return record_stream(service, _source(service, session_id, reply, report), report, life)
 
     async def work() -> bytes:
-        async with reply:
-            done = await reply.result()
+        done = await reply.result()
         session = service.wire.session(service.engine.view_of(done.session))
         return await steps_json(
             {"object": "steps", "session": session},
             done.records,
-            {"usage": usage_json(done.usage), **_aliases(report)},
+            {"usage": usage_json(done.usage), **report.aliases},
             wire=service.wire,
             encoding=report.encoding,
-            bytes_per_record=report.capture.bytes_per_record,
+            bytes_per_record=report.bytes_per_record,
         )
 
-    return JsonAnswer(work, write_timeout=service.settings.write_timeout)
+    return JsonAnswer(work, life=life, write_timeout=service.settings.write_timeout)
 
 
-def _stream_steps(service: Service, reply: Reply, report: Report) -> Response:
-    source = Source(
-        started=reply.started, pieces=lambda: _pieces(service, reply, report), work=reply
-    )
-    return record_stream(service, source, report)
-
-
-def record_stream(service: Service, source: Source, report: Report) -> RecordStream:
+def record_stream(
+    service: Service, source: Source, report: Report, life: AbstractContextManager[object]
+) -> RecordStream:
     """A stream with this server's times."""
     pace = Pace(
         write_timeout=service.settings.write_timeout,
         ping_seconds=service.settings.ping_seconds,
-        bytes_per_record=report.capture.bytes_per_record,
+        bytes_per_record=report.bytes_per_record,
     )
     return RecordStream(
-        source, form=report.form, wire=service.wire, encoding=report.encoding, pace=pace
+        source, form=report.form, wire=service.wire, encoding=report.encoding, pace=pace, life=life
+    )
+
+
+def _source(service: Service, session_id: str, reply: Reply, report: Report) -> Source:
+    async def failed(error: Exception) -> Mapping[str, Any]:
+        """The length is told after the work has ended: it would go on otherwise."""
+        reply.cancel()
+        async for _event in reply:
+            pass
+        session = None
+        with suppress(SessionError):  # it may be gone meanwhile
+            session = service.wire.session(service.engine.view(session_id))
+        return {"error": problem(error).error, "session": session}
+
+    return Source(
+        started=reply.started, pieces=lambda: _pieces(service, reply, report), failed=failed
     )
 
 
@@ -190,9 +272,5 @@ def _terminal(service: Service, event: Done | Failed, report: Report) -> Mapping
         "object": "done",
         "session": session,
         "usage": usage_json(event.usage),
-        **_aliases(report),
+        **report.aliases,
     }
-
-
-def _aliases(report: Report) -> dict[str, Any]:
-    return {"aliases": dict(report.aliases)} if report.aliases else {}

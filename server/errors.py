@@ -6,7 +6,10 @@ ServerError                  what the HTTP side itself can refuse
 ├── NotSupported                 named by the API, not built yet: refused, never ignored
 ├── UnsupportedMediaType         a body that is not JSON
 ├── BodyTooLarge                 more bytes than the server reads
+├── AnswerTooLarge               more bytes than one answer without a session may have
+├── Overloaded                   the requests in flight hold as many bytes as they may
 ├── ModelNotFound                another model than the one that is served
+├── BudgetTooSmall               the K/V budget holds less than one session: no start
 ├── Loading                      the weights are not there yet
 ├── Stalled                      the model thread shows no life
 └── Blamed                       another package's error, with the field that caused it
@@ -77,8 +80,31 @@ class BodyTooLarge(ServerError):
         super().__init__(f"the body is larger than {max_bytes} bytes")
 
 
+class AnswerTooLarge(ServerError):
+    """One answer would hold more bytes than the server allows."""
+
+    def __init__(self, *, n_bytes: int, max_bytes: int, param: str) -> None:
+        self.n_bytes = n_bytes
+        self.max_bytes = max_bytes
+        super().__init__(
+            f"the answer would be {n_bytes} bytes, over the limit of {max_bytes}", param=param
+        )
+
+
+class Overloaded(ServerError):
+    """The requests in flight hold as many bytes as they may, all together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        super().__init__(f"the requests in flight hold {max_bytes} bytes, which is the limit")
+
+
 class ModelNotFound(ServerError):
     """Another model than the served one was asked for."""
+
+
+class BudgetTooSmall(ServerError):
+    """The K/V budget holds less than one full session."""
 
 
 class Loading(ServerError):
@@ -144,6 +170,7 @@ TABLE: Mapping[type[Exception], Row] = {
     BosNotAtStart: Row(400, "invalid_request", "prepend_bos", ("past_length",)),
     LengthOutOfRange: Row(400, "invalid_request", "to", ("to", "past_length")),
     ReplyTooLarge: Row(400, "response_too_large", "points", ("n_bytes", "max_bytes")),
+    AnswerTooLarge: Row(400, "response_too_large", numbers=("n_bytes", "max_bytes")),
     SessionNotFound: Row(404, "session_not_found"),
     ModelNotFound: Row(404, "model_not_found", "model"),
     SessionBusy: Row(409, "session_busy", retry_after=1),
@@ -155,6 +182,7 @@ TABLE: Mapping[type[Exception], Row] = {
     BodyTooLarge: Row(413, "body_too_large", numbers=("max_bytes",)),
     UnsupportedMediaType: Row(415, "unsupported_media_type"),
     QueueFull: Row(429, "queue_full", numbers=("max_queue",), retry_after=1),
+    Overloaded: Row(429, "queue_full", numbers=("max_bytes",), retry_after=1),
     TooManySessions: Row(429, "too_many_sessions", numbers=("max_sessions",), retry_after=10),
     Cancelled: Row(499, "cancelled"),
     StepFailed: Row(500, "internal_error"),
@@ -196,12 +224,7 @@ class Problem:
         headers = {"cache-control": "no-store"}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
-        if self.status == BODY_STATUS:
-            headers["connection"] = "close"  # the rest of the body is not read
         return headers
-
-
-BODY_STATUS = TABLE[BodyTooLarge].status
 
 
 def problem(error: BaseException) -> Problem:

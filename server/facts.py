@@ -1,20 +1,23 @@
 """What the served model is: said at start, in `/v1/models` and with every session. Pure Python."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from model.config import GPT2Config
+
+SourceKind = Literal["random", "directory", "hub"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """One model, as clients see it.
 
-    `created` is when these weights were loaded, in unix seconds. `fingerprint` is a SHA-256 over
-    configuration and weights.
+    `source` is the kind of place the weights came from. `created` is when they were loaded, in unix
+    seconds. `fingerprint` is a SHA-256 over configuration and weights.
     """
 
     name: str
-    source: str
+    source: SourceKind
     fingerprint: str
     dtype: str
     created: int

@@ -10,14 +10,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
 
-from embedding.tokenizer import Tokenizer
 from engine.errors import ShuttingDown
 from engine.facade import Engine
 from engine.views import Stats
+from server.budget import Budget
 from server.errors import Loading, Stalled
 from server.facts import ModelFacts
 from server.loading import Loaded, LoadingProgress, limits_of, load
@@ -30,17 +31,26 @@ _log = structlog.get_logger("stepscope.host")
 
 Loader = Callable[[Settings, LoadingProgress], Loaded]
 _DEAD_AFTER_STALLS = 10
+ANSWERS_AT_ONCE = 4
+"""Answers without a session, of the largest size; more of a smaller one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What route handlers work with, once the model is there."""
+    """What route handlers work with, once the model is there.
+
+    `stateless` bounds the answers without a session that are being made and sent.
+    """
 
     engine: Engine
-    tokenizer: Tokenizer
     facts: ModelFacts
     wire: Wire
     settings: Settings
+    stateless: Budget
+
+    def holding(self, n_bytes: int) -> AbstractContextManager[object]:
+        """The life of an answer without a session, of `n_bytes` by an estimate from above."""
+        return self.stateless.lease(min(n_bytes, self.settings.max_response_bytes))
 
 
 class Host:
@@ -62,6 +72,7 @@ class Host:
         self._progress = LoadingProgress()
         self._loading: threading.Thread | None = None
         self._service: Service | None = None
+        self._closed: Engine | None = None
         self._draining = False
 
     @property
@@ -79,9 +90,10 @@ class Host:
         raise Loading(f"the model is loading: {self._progress}")
 
     @property
-    def is_loading(self) -> bool:
-        """Whether the loading thread still runs, wanted or not."""
-        return self._loading is not None and self._loading.is_alive()
+    def stuck(self) -> bool:
+        """Whether a thread is in native code that an orderly exit would wait for, or abort."""
+        is_loading = self._loading is not None and self._loading.is_alive()
+        return is_loading or (self._closed is not None and self._closed.stuck)
 
     def start(self) -> None:
         """Begin to load. Inside the running loop."""
@@ -122,8 +134,8 @@ class Host:
         """Stop the engine."""
         self._draining = True
         if self._service is not None:
-            service, self._service = self._service, None
-            await service.engine.close()
+            self._closed, self._service = self._service.engine, None
+            await self._closed.close()
 
     def _stats(self) -> Stats | None:
         return None if self._service is None else self._service.engine.stats()
@@ -145,6 +157,14 @@ class Host:
     def _begin(self, loaded: Loaded) -> None:
         if self._draining:
             return
+        try:
+            self._service = self._serve(loaded)
+        except Exception as error:
+            self._failed(error)
+            return
+        _tell(loaded.facts, self.settings, loaded.cache.usage().bytes_total)
+
+    def _serve(self, loaded: Loaded) -> Service:
         engine = Engine(
             model=loaded.model,
             cache=loaded.cache,
@@ -155,14 +175,13 @@ class Host:
             observer=self.metrics,
         )
         engine.start()
-        self._service = Service(
+        return Service(
             engine=engine,
-            tokenizer=loaded.tokenizer,
             facts=loaded.facts,
             wire=Wire(loaded.tokenizer, loaded.facts),
             settings=self.settings,
+            stateless=Budget(ANSWERS_AT_ONCE * self.settings.max_response_bytes),
         )
-        _tell(loaded.facts, self.settings, loaded.cache.usage().bytes_total)
 
     def _failed(self, error: Exception) -> None:
         self.failure = error
@@ -180,5 +199,5 @@ def _tell(facts: ModelFacts, settings: Settings, kv_bytes: int) -> None:
         threads=settings.threads,
         kv_bytes=kv_bytes,
         session_log="memory",  # nothing of a session outlives the process
-        random_weights=facts.source.startswith("random:"),
+        source=facts.source,
     )

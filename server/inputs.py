@@ -7,16 +7,16 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 from embedding.tokenizer import Tokenizer
-from engine.commands import Capture
+from engine.commands import Capture, ReplyLimit
 from model.config import GPT2Config
-from model.points import parse_points
+from model.points import Selection, parse_points
 from server.errors import InvalidRequest, blaming
-from server.negotiation import Form
+from server.negotiation import EncodingFormat, Form
 from server.schemas import Reporting, Tokens
-from server.wire import EncodingFormat, record_bytes
+from server.wire import record_bytes
 
 TINY_TEXT = 4096
 """Characters; a text up to here is tokenized in about a quarter of a millisecond."""
@@ -24,19 +24,26 @@ TINY_TEXT = 4096
 _RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?", re.ASCII)
 
 
-async def token_ids_of(body: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids that a body gives; none if it gives neither text nor ids.
+def check_token_ids(body: Tokens, tokenizer: Tokenizer) -> None:
+    """See that the ids that a body gives are tokens. The body's own fault, so said first.
 
     Raises:
-        Blamed: the text is too long, or an id is no token.
+        Blamed: one is not.
     """
-    if body.prompt is not None:
-        with blaming("prompt"):
-            return tuple(await encode(tokenizer, body.prompt, allow_special=body.allow_special))
-    token_ids = body.token_ids or []
     with blaming("token_ids"):
-        tokenizer.check_ids(token_ids)
-    return tuple(token_ids)
+        tokenizer.check_ids(body.token_ids or [])
+
+
+async def token_ids_of(body: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that a checked body gives; none if it gives neither text nor ids.
+
+    Raises:
+        Blamed: the text cannot fit.
+    """
+    if body.prompt is None:
+        return tuple(body.token_ids or ())
+    with blaming("prompt"):
+        return tuple(await encode(tokenizer, body.prompt, allow_special=body.allow_special))
 
 
 async def encode(tokenizer: Tokenizer, text: str, *, allow_special: bool) -> list[int]:
@@ -58,10 +65,11 @@ def parse_positions(text: str, n_ctx: int) -> frozenset[int]:
     Raises:
         InvalidRequest: it cannot be read, a range is empty, or it passes the context.
     """
-    positions: set[int] = set()
+    bits = 0  # a thousand ranges may name each position a thousand times: one bit for each
     for part in text.split(","):
-        positions.update(_range(part.strip(), n_ctx))
-    return frozenset(positions)
+        span = _range(part.strip(), n_ctx)
+        bits |= (1 << span.stop) - (1 << span.start)
+    return frozenset(position for position in range(n_ctx) if bits >> position & 1)
 
 
 def _range(part: str, n_ctx: int) -> range:
@@ -79,34 +87,61 @@ def _range(part: str, n_ctx: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What to report of each step, and in which form."""
+    """What to report of each step, in which form, and how large about a record is."""
 
     capture: Capture
     form: Form
     encoding: EncodingFormat
-    aliases: Mapping[str, str]  # other systems' names that were asked for, to ours
+    names: Mapping[str, str]  # other systems' names that were asked for, to ours
+    bytes_per_record: int
+    bare_bytes_per_record: int  # of a record without points
+
+    @property
+    def aliases(self) -> dict[str, Any]:
+        """What an answer says of other systems' names, if any were asked for."""
+        return {"aliases": dict(self.names)} if self.names else {}
+
+    def limit(self, max_bytes: int) -> ReplyLimit | None:
+        """The bound of one JSON answer; a stream has none."""
+        if self.form.streams:
+            return None
+        return ReplyLimit(
+            bytes_per_record=self.bytes_per_record,
+            bare_bytes_per_record=self.bare_bytes_per_record,
+            max_bytes=max_bytes,
+        )
 
 
-def report_of(body: Reporting, form: Form, config: GPT2Config, *, max_bytes: int) -> Report:
-    """What a body asks to be told. `max_bytes` bounds one JSON answer; a stream has no bound.
+def report_of(body: Reporting, form: Form, config: GPT2Config) -> Report:
+    """What a body asks to be told.
 
     Raises:
         UnknownPoint: a name that is no point.
         InvalidRequest: `points_at` cannot be read.
     """
     selection = parse_points(body.points, config)
-    n_logprobs = body.top_logprobs + 1 if body.logprobs else 0
-    estimate = partial(
-        record_bytes, config=config, encoding=body.encoding_format, n_logprobs=n_logprobs
-    )
-    capture = Capture(
-        points=selection.points,
-        positions=None if body.points_at is None else parse_positions(body.points_at, config.n_ctx),
-        top_logprobs=body.top_logprobs if body.logprobs else None,
-        bytes_per_record=estimate(selection.points),
-        bare_bytes_per_record=estimate(()),
-        max_reply_bytes=None if form.streams else max_bytes,
-    )
+    positions = None if body.points_at is None else parse_positions(body.points_at, config.n_ctx)
+    top_logprobs = body.top_logprobs if body.logprobs else None
+    capture = Capture(points=selection.points, positions=positions, top_logprobs=top_logprobs)
+    return new_report(selection, capture, form, body.encoding_format, config)
+
+
+def new_report(
+    selection: Selection,
+    capture: Capture,
+    form: Form,
+    encoding: EncodingFormat,
+    config: GPT2Config,
+) -> Report:
+    """A report, with estimates of its records' sizes."""
+    n_logprobs = 0 if capture.top_logprobs is None else capture.top_logprobs + 1
+    bare = record_bytes((), config, encoding, n_logprobs=n_logprobs)
+    full = record_bytes(capture.points, config, encoding, n_logprobs=n_logprobs)
     return Report(
-        capture=capture, form=form, encoding=body.encoding_format, aliases=selection.aliases
+        capture=capture,
+        form=form,
+        encoding=encoding,
+        names=selection.aliases,
+        bytes_per_record=full,
+        bare_bytes_per_record=bare,
     )

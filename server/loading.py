@@ -2,7 +2,7 @@
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,8 +19,10 @@ from engine.limits import Limits
 from engine.protocol import Model
 from model.gpt2 import GPT2, cache_shape
 from model.weights.checkpoint import Checkpoint
+from model.weights.fresh import PREFIX as RANDOM
 from model.weights.source import load_checkpoint
-from server.facts import ModelFacts
+from server.errors import BudgetTooSmall
+from server.facts import ModelFacts, SourceKind
 from server.settings import Settings
 
 _log = structlog.get_logger("stepscope.loading")
@@ -78,13 +80,7 @@ class LoadingProgress:
 
 def limits_of(settings: Settings) -> Limits:
     """The engine's bounds."""
-    return Limits(
-        max_sessions=settings.max_sessions,
-        max_queue=settings.max_queue,
-        max_rows=settings.max_rows,
-        prefill_chunk=settings.prefill_chunk,
-        reply_buffer_bytes=settings.reply_buffer_bytes,
-    )
+    return Limits(**{field.name: getattr(settings, field.name) for field in fields(Limits)})
 
 
 def load(settings: Settings, progress: LoadingProgress) -> Loaded:
@@ -93,6 +89,7 @@ def load(settings: Settings, progress: LoadingProgress) -> Loaded:
     Raises:
         ModelError: the weights cannot be used.
         CacheError: the machine has no room for one session's K/V.
+        BudgetTooSmall: neither has the budget.
     """
     torch.set_num_threads(settings.threads)
     with progress:
@@ -105,6 +102,7 @@ def load(settings: Settings, progress: LoadingProgress) -> Loaded:
             budget_bytes=settings.kv_budget,
             max_slots=settings.max_sessions,
         )
+        _check_budget(cache, checkpoint.config.n_ctx)
         model = GPT2(
             checkpoint,
             cache.buffers,
@@ -118,15 +116,32 @@ def load(settings: Settings, progress: LoadingProgress) -> Loaded:
     )
 
 
+def _check_budget(cache: KVCache, n_ctx: int) -> None:
+    """A session that can never be filled would be refused as if others were in its way."""
+    total_bytes, needed_bytes = cache.usage().bytes_total, cache.bytes_for(n_ctx)
+    if needed_bytes > total_bytes:
+        raise BudgetTooSmall(
+            f"--kv-budget has room for {total_bytes} bytes, less than one session of {n_ctx} "
+            f"tokens, which needs {needed_bytes}"
+        )
+
+
 def facts_of(settings: Settings, checkpoint: Checkpoint) -> ModelFacts:
     """What clients are told of the model. A local directory is named by its last part only."""
-    is_directory = Path(settings.model).is_dir()
-    name = Path(settings.model).resolve().name if is_directory else settings.model
+    source = _source_kind(settings.model)
+    is_directory = source == "directory"
     return ModelFacts(
-        name=name,
-        source=name,
+        name=Path(settings.model).resolve().name if is_directory else settings.model,
+        source=source,
         fingerprint=checkpoint.fingerprint,
         dtype=settings.dtype,
         created=int(time.time()),
         config=checkpoint.config,
     )
+
+
+def _source_kind(model: str) -> SourceKind:
+    """In the order in which `load_checkpoint` looks."""
+    if model.startswith(RANDOM):
+        return "random"
+    return "directory" if Path(model).is_dir() else "hub"

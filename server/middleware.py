@@ -7,14 +7,16 @@ loop. Nothing here logs a prompt, an id list, a query or a session's path.
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTooLarge, Problem, problem
+from server.budget import Budget, Lease
+from server.errors import BodyTooLarge, Overloaded, Problem, problem
 
 _log = structlog.get_logger("stepscope.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
@@ -89,41 +91,44 @@ class BodyLimit:
     """Reads the body before the application does, and no more of it than is allowed.
 
     A `Content-Length` that is too large is refused before a byte is read; without one, or with a
-    lying one, the bytes are counted.
+    lying one, the bytes are counted. All bodies in flight share a budget.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, budget: Budget) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; anything else passes."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            body = await self._read(Headers(scope=scope), receive)
-        except BodyTooLarge as error:
-            await send_problem(send, problem(error))
-            return
-        if body is not None:
-            await self._app(scope, _Replay(body, receive), send)
+        with self._budget.lease() as lease:
+            try:
+                body = await self._read(Headers(scope=scope), receive, lease)
+            except (BodyTooLarge, Overloaded) as error:
+                unread = {"connection": "close"}  # the rest of the body stays there
+                await send_problem(send, problem(error), headers=unread)
+                return
+            if body is not None:
+                await self._app(scope, _Replay(body, receive), send)
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+    async def _read(self, headers: Headers, receive: Receive, lease: Lease) -> bytes | None:
         """The whole body; None if the client left."""
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
         chunks: list[bytes] = []
-        n_bytes = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            chunks.append(message.get("body", b""))
-            n_bytes += len(chunks[-1])
-            if n_bytes > self._max_bytes:
+            chunk = message.get("body", b"")
+            if lease.n_bytes + len(chunk) > self._max_bytes:
                 raise BodyTooLarge(self._max_bytes)
+            lease.grow(len(chunk))
+            chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
@@ -142,22 +147,25 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-async def send_problem(send: Send, told: Problem) -> None:
+async def send_problem(
+    send: Send, told: Problem, *, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Answer with an error, outside of the framework."""
     body = told.body
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **told.headers,
-    }
-    await send(
-        {"type": "http.response.start", "status": told.status, "headers": _raw(headers.items())}
+    raw = _raw(
+        {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **told.headers,
+            **headers,
+        }
     )
+    await send({"type": "http.response.start", "status": told.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 
 
-def _raw(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def _request_id(given: str | None) -> str:

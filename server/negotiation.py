@@ -7,8 +7,12 @@ means SSE.
 
 from collections.abc import Iterator
 from enum import Enum
+from typing import Literal
 
 from server.errors import NotSupported
+
+EncodingFormat = Literal["base64", "float"]
+"""How a tensor's numbers are written."""
 
 
 class Form(Enum):

@@ -5,7 +5,7 @@ refused. An explicit null means the default. A repeated JSON key keeps its last 
 stops at the first fault, so that a large bad body costs no more than a small one.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,11 +17,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from model.config import N_VOCAB
+from server.negotiation import EncodingFormat
+
 MAX_INT = 2**63 - 1
 MAX_STOPS = 16
 MAX_IDS = 131_072  # more than any text has that is tokenized; a session takes far fewer
 MAX_POINT_NAMES = 1024
-N_VOCAB = 50257
 
 
 class Body(BaseModel):
@@ -127,7 +129,6 @@ Expected = Annotated[
 Positions = Annotated[
     str, Field(max_length=8192, description="comma list of i or a:b (half-open), absolute")
 ]
-EncodingFormat = Literal["base64", "float"]
 
 
 class Tokens(Body):
@@ -147,6 +148,10 @@ class Tokens(Body):
             raise _empty_input("the prompt is empty", "prompt")
         if self.token_ids == []:
             raise _empty_input("token_ids is empty", "token_ids")
+        if self.allow_special and self.prompt is None:
+            raise PydanticCustomError(
+                "needs_prompt", "allow_special is about a prompt", {"param": "allow_special"}
+            )
         return self
 
     @property
@@ -243,9 +248,6 @@ class TokenizeBody(Body):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: str
-    add_special_tokens: bool = Field(
-        default=True, description="GPT-2's tokenizer has none to add, here as in Transformers"
-    )
     return_token_strs: bool = False
     allow_special: bool = False
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from engine.limits import Limits
 from server.resources import cpu_count, memory_bytes, parse_size
 
 PREFIX = "STEPSCOPE_"
@@ -19,6 +20,7 @@ KV_SHARE = 0.3
 """Share of the memory limit that K/V may take by default; weights and answers need the rest."""
 
 _MIB = 2**20
+_LIMITS = Limits()
 
 
 def _to_bytes(value: object) -> object:
@@ -60,21 +62,24 @@ class Settings(BaseSettings):
         default_factory=lambda: int(memory_bytes() * KV_SHARE),
         description=f"bytes of K/V, such as 4GiB; default: {KV_SHARE:.0%} of the memory limit",
     )
-    max_sessions: int = Field(default=1024, ge=1, description="open sessions")
+    max_sessions: int = Field(default=_LIMITS.max_sessions, ge=1, description="open sessions")
     session_ttl: int = Field(
         default=3600, ge=1, le=604_800, description="idle seconds after which a session ends"
     )
-    max_queue: int = Field(default=256, ge=1, description="requests running or waiting")
+    max_queue: int = Field(
+        default=_LIMITS.max_queue, ge=1, description="requests running or waiting"
+    )
     max_rows: int = Field(
-        default=64, ge=1, description="sessions stepped together in one iteration"
+        default=_LIMITS.max_rows, ge=1, description="sessions stepped together in one iteration"
     )
     prefill_chunk: int = Field(
-        default=256, ge=1, description="prompt tokens stepped in one iteration"
+        default=_LIMITS.prefill_chunk, ge=1, description="prompt tokens stepped in one iteration"
     )
     max_response_bytes: Bytes = Field(default=64 * _MIB, description="limit of one JSON answer")
     max_body_bytes: Bytes = Field(default=16 * _MIB, description="limit of one request body")
     reply_buffer_bytes: Bytes = Field(
-        default=8 * _MIB, description="records a stream may have unsent before its row waits"
+        default=_LIMITS.reply_buffer_bytes,
+        description="records a stream may have unsent before its row waits",
     )
     write_timeout: Seconds = Field(default=30, description="seconds a client may refuse to read")
     read_timeout: Seconds = Field(default=30, description="seconds a request may take to arrive")

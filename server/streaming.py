@@ -23,6 +23,7 @@ from collections.abc import (
 )
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     aclosing,
     asynccontextmanager,
     nullcontext,
@@ -38,9 +39,8 @@ from starlette.types import Receive, Scope, Send
 
 from engine.events import StepRecord
 from server.connection import ClientGone, Connection
-from server.errors import problem
-from server.negotiation import Form
-from server.wire import EncodingFormat, Wire, dumps
+from server.negotiation import EncodingFormat, Form
+from server.wire import Wire, dumps
 
 WRITE_BYTES = 64 * 1024
 """About what is encoded and written at once; more is encoded on a worker thread."""
@@ -88,12 +88,13 @@ class Source:
     """Where a stream's records come from.
 
     `started` returns when work begins, or raises what becomes an HTTP status. Asking `pieces` for
-    more says that the piece before was written. `work` ends everything when it is left.
+    more says that the piece before was written. `failed` ends the work after a fault in sending it
+    and returns the terminal record, which tells where that left the session.
     """
 
     started: Callable[[], Awaitable[None]]
     pieces: Callable[[], AsyncGenerator[Batch | Ending, None]]
-    work: AbstractAsyncContextManager[Any]
+    failed: Callable[[Exception], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +107,29 @@ class Pace:
 
 
 class _Owned(Response):
-    """A response that sends itself, and ends its work when the client leaves."""
+    """A response that sends itself, and ends its work when the client leaves.
+
+    `life` is what it holds from its first moment until its last byte was sent, or never will be.
+    """
 
     def __init__(
-        self, *, status: int, media_type: str, headers: Mapping[str, str], write_timeout: float
+        self,
+        *,
+        status: int,
+        media_type: str,
+        headers: Mapping[str, str],
+        write_timeout: float,
+        life: AbstractContextManager[object],
     ) -> None:
         super().__init__(status_code=status, media_type=media_type, headers=headers)
         del self.headers["content-length"]  # not known yet
         self._write_timeout = write_timeout
+        self._life = life
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client leaves first."""
         connection = Connection(scope, receive, send, write_timeout=self._write_timeout)
-        with suppress(ClientGone):
+        with self._life, suppress(ClientGone):
             await connection.unless_gone(self._run(connection))
 
     async def _run(self, connection: Connection) -> None:
@@ -129,13 +140,21 @@ class RecordStream(_Owned):
     """A stream of records."""
 
     def __init__(
-        self, source: Source, *, form: Form, wire: Wire, encoding: EncodingFormat, pace: Pace
+        self,
+        source: Source,
+        *,
+        form: Form,
+        wire: Wire,
+        encoding: EncodingFormat,
+        pace: Pace,
+        life: AbstractContextManager[object],
     ) -> None:
         super().__init__(
             status=200,
             media_type=form.value,
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
             write_timeout=pace.write_timeout,
+            life=life,
         )
         self._source = source
         self._framing = FRAMINGS[form]
@@ -144,12 +163,11 @@ class RecordStream(_Owned):
         self._pace = pace
 
     async def _run(self, connection: Connection) -> None:
-        async with self._source.work:
-            await self._source.started()
-            await connection.start(self.status_code, self.raw_headers)
-            async with self._pinging(connection):
-                await self._send_pieces(connection)
-            await connection.end()
+        await self._source.started()
+        await connection.start(self.status_code, self.raw_headers)
+        async with self._pinging(connection):
+            await self._send_pieces(connection)
+        await connection.end()
 
     async def _send_pieces(self, connection: Connection) -> None:
         try:
@@ -163,7 +181,7 @@ class RecordStream(_Owned):
             raise
         except Exception as error:  # too late for a status: it becomes the terminal record
             _log.exception("stream_failed")
-            ending = Ending({"error": problem(error).error, "session": None}, failed=True)
+            ending = Ending(await self._source.failed(error), failed=True)
             await connection.write(self._last_frames(ending))
 
     async def _send_records(self, connection: Connection, records: Sequence[StepRecord]) -> None:
@@ -194,6 +212,7 @@ class JsonAnswer(_Owned):
         work: Callable[[], Coroutine[Any, Any, bytes]],
         *,
         write_timeout: float,
+        life: AbstractContextManager[object],
         status: int = 200,
     ) -> None:
         super().__init__(
@@ -201,6 +220,7 @@ class JsonAnswer(_Owned):
             media_type=Form.JSON.value,
             headers={"cache-control": "no-store"},
             write_timeout=write_timeout,
+            life=life,
         )
         self._work = work
 

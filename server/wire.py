@@ -6,7 +6,7 @@ from the array itself, as the shortest text that reads back to the same float32.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,18 @@ from engine.views import SessionView
 from model.config import GPT2Config
 from model.points import Point
 from server.facts import ModelFacts
-
-EncodingFormat = Literal["base64", "float"]
+from server.negotiation import EncodingFormat
 
 _LINE_BREAKS = (
     (b"\xc2\x85", b"\\u0085"),
     (b"\xe2\x80\xa8", b"\\u2028"),
     (b"\xe2\x80\xa9", b"\\u2029"),
 )
-_RECORD_BYTES = 512  # a record's JSON without points and logprobs, at most about this
-_LOGPROB_BYTES = 256  # one of its top_logprobs
+# From above; the longest token is 128 spaces, each of them " ", "Ġ" and 32 in its JSON.
+_RECORD_BYTES = 1536  # a record's JSON without points and logprobs
+_LOGPROB_BYTES = 1024  # one of its top_logprobs
 _TENSOR_BYTES = 128  # what surrounds a tensor's data
-_FLOAT_BYTES: Mapping[EncodingFormat, float] = {"base64": 4 * 4 / 3, "float": 14.0}
+_FLOAT_BYTES: Mapping[EncodingFormat, float] = {"base64": 4 * 4 / 3, "float": 16.0}
 
 
 def dumps(value: object) -> bytes:
@@ -138,7 +138,7 @@ class Wire:
 def record_bytes(
     points: tuple[Point, ...], config: GPT2Config, encoding: EncodingFormat, *, n_logprobs: int = 0
 ) -> int:
-    """An estimate, from above, of one encoded record."""
+    """An estimate, from above, of one encoded record, but for a long held-back text."""
     n_floats = sum(point.n_bytes(config) // 4 for point in points)
     tensors = len(points) * _TENSOR_BYTES + int(n_floats * _FLOAT_BYTES[encoding])
     return _RECORD_BYTES + n_logprobs * _LOGPROB_BYTES + tensors

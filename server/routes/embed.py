@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ from model.errors import UnknownPoint
 from model.points import Point, Selection, parse_points
 from server.answers import EmbedSteps, documented
 from server.desk import Route, TheService, form_of, record_stream
-from server.errors import blaming
+from server.errors import blaming, problem
 from server.host import Service
-from server.inputs import Report, token_ids_of
+from server.inputs import Report, check_token_ids, new_report, token_ids_of
 from server.negotiation import Form
 from server.schemas import EmbedBody
 from server.streaming import Batch, Ending, JsonAnswer, Source, steps_json
-from server.wire import record_bytes, usage_json
+from server.wire import usage_json
 
 router = APIRouter(prefix="/v1", tags=["embed"], route_class=Route)
 
@@ -39,15 +38,18 @@ _BATCH = 64  # tokens looked up at once on a stream
 @router.post("/embed", **documented(EmbedSteps, streams=True))
 async def embed(service: TheService, request: Request, body: EmbedBody) -> Response:
     """Token row, position row and their sum, for tokens at an explicit `past_length`."""
+    engine = service.engine
     report = _report(service, body, form_of(request, stream=body.stream))
-    token_ids = await token_ids_of(body, service.tokenizer)
+    check_token_ids(body, engine.tokenizer)
+    token_ids = await token_ids_of(body, engine.tokenizer)
     with blaming(body.given or "prompt"):
         positions_for(body.past_length, len(token_ids), service.facts.config.n_ctx)
-    report.capture.check_reply(len(token_ids))
-    lookup = Lookup(
-        service.engine.model.tables, service.tokenizer, token_ids, body.past_length, report
-    )
-    return _stream(service, lookup) if report.form.streams else _answer(service, lookup)
+    lookup = Lookup(engine.model.tables, engine.tokenizer, token_ids, body.past_length, report)
+    limit = report.limit(service.settings.max_response_bytes)
+    if limit is None:
+        return _stream(service, lookup)
+    n_bytes = limit.check(n_records=len(token_ids), n_full=len(token_ids))
+    return _answer(service, lookup, held_bytes=n_bytes)
 
 
 class Lookup:
@@ -79,12 +81,7 @@ class Lookup:
             batch = range(start, min(start + _BATCH, n_tokens))
             yield Batch(await asyncio.to_thread(self._records, batch))
         usage = usage_json(Usage(steps=n_tokens))
-        yield Ending({"object": "done", "session": None, "usage": usage, **self.aliases})
-
-    @property
-    def aliases(self) -> dict[str, Any]:
-        """Other systems' names that were asked for."""
-        return {"aliases": dict(self.report.aliases)} if self.report.aliases else {}
+        yield Ending({"object": "done", "session": None, "usage": usage, **self.report.aliases})
 
     def _records(self, batch: range) -> list[StepRecord]:
         token_ids = self._token_ids[batch.start : batch.stop]
@@ -113,35 +110,34 @@ def _stream(service: Service, lookup: Lookup) -> Response:
     async def started() -> None:
         """There is nothing to wait for."""
 
-    source = Source(started=started, pieces=lookup.pieces, work=nullcontext())
-    return record_stream(service, source, lookup.report)
+    async def failed(error: Exception) -> Mapping[str, Any]:
+        return {"error": problem(error).error, "session": None}
+
+    source = Source(started=started, pieces=lookup.pieces, failed=failed)
+    life = service.holding(_BATCH * lookup.report.bytes_per_record)
+    return record_stream(service, source, lookup.report, life)
 
 
-def _answer(service: Service, lookup: Lookup) -> Response:
+def _answer(service: Service, lookup: Lookup, *, held_bytes: int) -> Response:
     async def work() -> bytes:
         return await steps_json(
             {"object": "steps"},
             await asyncio.to_thread(lookup.all),
-            lookup.aliases,
+            lookup.report.aliases,
             wire=service.wire,
             encoding=lookup.report.encoding,
-            bytes_per_record=lookup.report.capture.bytes_per_record,
+            bytes_per_record=lookup.report.bytes_per_record,
         )
 
-    return JsonAnswer(work, write_timeout=service.settings.write_timeout)
+    life = service.holding(held_bytes)
+    return JsonAnswer(work, life=life, write_timeout=service.settings.write_timeout)
 
 
 def _report(service: Service, body: EmbedBody, form: Form) -> Report:
     config = service.facts.config
     selection = _looked_up(parse_points(body.points, config))
-    capture = Capture(
-        points=selection.points,
-        bytes_per_record=record_bytes(selection.points, config, body.encoding_format),
-        max_reply_bytes=None if form.streams else service.settings.max_response_bytes,
-    )
-    return Report(
-        capture=capture, form=form, encoding=body.encoding_format, aliases=selection.aliases
-    )
+    capture = Capture(points=selection.points)
+    return new_report(selection, capture, form, body.encoding_format, config)
 
 
 def _looked_up(selection: Selection) -> Selection:

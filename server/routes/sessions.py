@@ -1,5 +1,6 @@
 """`/v1/sessions`: open, list, look at, roll back, close. The event loop."""
 
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -8,7 +9,7 @@ from engine.commands import Open, Truncate
 from server.answers import SessionDeleted, SessionList, SessionState, TokenList, documented
 from server.desk import Route, SessionId, TheService, json_response, json_when_done
 from server.errors import blaming
-from server.inputs import token_ids_of
+from server.inputs import check_token_ids, token_ids_of
 from server.schemas import OpenBody, TruncateBody
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=Route)
@@ -19,8 +20,10 @@ _NO_TOKENS = OpenBody()
 @router.post("", **documented(SessionState, status=201))
 async def open_session(service: TheService, body: OpenBody = _NO_TOKENS) -> Response:
     """Open a session, optionally with a first append; if that is refused there is no session."""
+    engine, life = service.engine, ExitStack()
+    check_token_ids(body, engine.tokenizer)
     command = Open(
-        token_ids=await token_ids_of(body, service.tokenizer),
+        token_ids=await token_ids_of(body, engine.tokenizer),
         prepend_bos=body.prepend_bos,
         ttl_seconds=body.ttl_seconds or service.settings.session_ttl,
         metadata=body.metadata,
@@ -28,9 +31,11 @@ async def open_session(service: TheService, body: OpenBody = _NO_TOKENS) -> Resp
 
     async def work() -> dict[str, Any]:
         with blaming(body.given or "prepend_bos"):
-            return service.wire.session(await service.engine.open(command))
+            view = await engine.open(command)
+        life.enter_context(engine.using(view.session.id))  # its idle time begins with the answer
+        return service.wire.session(view)
 
-    return json_when_done(service, work, status=201)
+    return json_when_done(service, work, life, status=201)
 
 
 @router.get("", **documented(SessionList))

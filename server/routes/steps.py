@@ -10,7 +10,7 @@ from server.answers import Steps, documented
 from server.desk import Route, SessionId, TheService, answer_steps, form_of
 from server.errors import blaming
 from server.host import Service
-from server.inputs import Report, report_of, token_ids_of
+from server.inputs import Report, check_token_ids, report_of, token_ids_of
 from server.schemas import MAX_INT, AppendBody, GenerateBody, Reporting
 
 router = APIRouter(prefix="/v1/sessions", tags=["steps"], route_class=Route)
@@ -23,21 +23,23 @@ async def append(
     service: TheService, request: Request, session_id: SessionId, body: AppendBody
 ) -> Response:
     """Step tokens that the client gives."""
+    engine = service.engine
     report = _report(service, request, body)
-    service.engine.view(session_id)  # before a text is judged by its length
-    with service.engine.using(session_id):
-        token_ids = await token_ids_of(body, service.tokenizer)
+    check_token_ids(body, engine.tokenizer)
+    engine.check_free(session_id, past_length=body.past_length)  # before a text costs anything
+    with engine.using(session_id):
         command = Append(
             session_id=session_id,
-            token_ids=token_ids,
+            token_ids=await token_ids_of(body, engine.tokenizer),
             past_length=body.past_length,
             prepend_bos=body.prepend_bos,
             capture=report.capture,
+            reply_limit=report.limit(service.settings.max_response_bytes),
             atomic=not report.form.streams,
         )
         with blaming(body.given or "prompt"):
-            reply = service.engine.append(command)
-    return answer_steps(service, reply, report)
+            reply = engine.append(command)
+        return answer_steps(service, session_id, reply, report)
 
 
 @router.post("/{session_id}/generate", **documented(Steps, streams=True))
@@ -50,7 +52,7 @@ async def generate(
     """Step tokens that the server samples."""
     report = _report(service, request, body)
     with blaming("stop_token_ids"):
-        service.tokenizer.check_ids(body.stop_token_ids)
+        service.engine.tokenizer.check_ids(body.stop_token_ids)
     command = Generate(
         session_id=session_id,
         past_length=body.past_length,
@@ -60,20 +62,16 @@ async def generate(
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         capture=report.capture,
+        reply_limit=report.limit(service.settings.max_response_bytes),
         atomic=not report.form.streams,
     )
     with blaming("max_tokens"):
         reply = service.engine.generate(command)
-    return answer_steps(service, reply, report)
+    return answer_steps(service, session_id, reply, report)
 
 
 def _report(service: Service, request: Request, body: Reporting) -> Report:
-    return report_of(
-        body,
-        form_of(request, stream=body.stream),
-        service.facts.config,
-        max_bytes=service.settings.max_response_bytes,
-    )
+    return report_of(body, form_of(request, stream=body.stream), service.facts.config)
 
 
 def _sampling(body: GenerateBody) -> Sampling:

@@ -39,4 +39,9 @@ async def until_busy(server: Serving, session_id: str) -> None:
 
 
 async def until_idle(server: Serving) -> None:
-    await until(lambda: not server.service.engine.stats().running)
+    await until(lambda: not _n_requests(server))
+
+
+def _n_requests(server: Serving) -> int:
+    stats = server.service.engine.stats()
+    return stats.running + stats.waiting

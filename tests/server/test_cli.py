@@ -4,7 +4,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from server.cli import BAD_USAGE, run
+from server.cli import BAD_USAGE, NOT_READY, run
 from server.settings import Settings
 
 
@@ -63,15 +63,35 @@ def test_a_bad_setting_stops_the_start(
 
 
 def test_an_unknown_flag_stops_the_start() -> None:
-    with pytest.raises(SystemExit) as raised:
-        run(["serve", "--colour", "blue"])
-    assert raised.value.code == 2
+    assert run(["serve", "--colour", "blue"]) == BAD_USAGE
+
+
+@pytest.mark.parametrize("flags", [[], ["--url"], ["--colour"], ["--url", ""]])
+def test_health_is_0_or_1_whatever_is_wrong(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's engine keeps every other code for itself."""
+    monkeypatch.setenv("STEPSCOPE_POTR", "1")
+    assert run(["health", *flags]) == NOT_READY
+    monkeypatch.delenv("STEPSCOPE_POTR")
+    monkeypatch.setenv("STEPSCOPE_PORT", "x")
+    assert run(["health", *flags]) == NOT_READY
+
+
+@pytest.mark.parametrize("flags", [["--workers", "2"], ["--workers=1"]])
+def test_x11_several_workers_are_refused(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sessions live in one process."""
+    assert run(["serve", *flags]) == BAD_USAGE
+    assert "--workers" in capsys.readouterr().err
+    monkeypatch.setenv("STEPSCOPE_WORKERS", "2")
+    assert run(["serve"]) == BAD_USAGE
+    assert "STEPSCOPE_WORKERS" in capsys.readouterr().err
 
 
 def test_every_setting_is_a_flag_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        run(["serve", "--help"])
-    assert raised.value.code == 0
+    assert run(["serve", "--help"]) == 0
     text = capsys.readouterr().out
     for name, field in Settings.model_fields.items():
         assert f"--{name.replace('_', '-')} " in text

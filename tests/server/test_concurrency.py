@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
+from engine.events import StepRecord
+from server.negotiation import EncodingFormat
+from server.wire import Wire
 from tests.server.gating import begin, gated, steps_scope, until_busy, until_idle
 from tests.server.hand import http_scope, sse, until
-from tests.server.serving import serving
 
 
 def test_x01_a_second_mutation_is_busy_and_a_read_is_not() -> None:
@@ -136,6 +139,64 @@ def test_s09_a_fault_in_the_model_is_told_and_undone() -> None:
     asyncio.run(main())
 
 
+def test_s09_a_fault_in_sending_ends_the_work_and_tells_the_true_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = Wire.record
+
+    def broken(self: Wire, step: StepRecord, encoding: EncodingFormat) -> dict[str, Any]:
+        if step.index == 1:
+            raise RuntimeError("secret")
+        return record(self, step, encoding)
+
+    async def main() -> None:
+        async with gated() as (server, model):
+            session_id = await server.open(token_ids=[1])
+            model.close()
+            scope = steps_scope(session_id, "generate", accept="text/event-stream")
+            hand, request = begin(server, scope, ignore_eos=True)
+            model.allow(3)
+            await hand.until_body_has(b'"index":0')
+            await asyncio.sleep(0.05)
+            assert not request.done(), "the length is told when it is final"
+            model.open()
+            await request
+            last = json.loads(sse(hand.body)[-1])
+            assert last["error"]["code"] == "internal_error"
+            assert b"secret" not in hand.body
+            assert b"[DONE]" not in hand.body
+            length = await server.length(session_id)
+            assert 3 <= last["session"]["past_length"] == length < 20
+
+    monkeypatch.setattr(Wire, "record", broken)
+    asyncio.run(main())
+
+
+def test_x05_equal_request_ids_at_once_are_no_conflict() -> None:
+    async def main() -> None:
+        async with gated() as (server, model):
+            ids = [await server.open(token_ids=[1]) for _ in range(2)]
+            model.close()
+            running = [
+                asyncio.create_task(
+                    server.client.post(
+                        f"/v1/sessions/{session_id}/append",
+                        json={"token_ids": [7 + n]},
+                        headers={"x-request-id": "same"},
+                    )
+                )
+                for n, session_id in enumerate(ids)
+            ]
+            for session_id in ids:
+                await until_busy(server, session_id)
+            model.open()
+            answers = await asyncio.gather(*running)
+            assert [a.json()["records"][0]["token"]["id"] for a in answers] == [7, 8]
+            assert [a.headers["x-request-id"] for a in answers] == ["same", "same"]
+
+    asyncio.run(main())
+
+
 def test_a_full_queue_and_too_many_sessions_are_429() -> None:
     async def main() -> None:
         async with gated(max_queue=1, max_sessions=2) as (server, model):
@@ -205,18 +266,31 @@ def test_s05_health_answers_while_large_texts_and_prefills_run() -> None:
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
 def test_m01_no_room_is_a_503_before_the_first_byte(accept: str) -> None:
+    """The budget holds one full session, and another one is at work in it."""
+
     async def main() -> None:
-        async with serving(kv_budget="64KiB") as server:
-            session_id = await server.open()
-            answer = await server.client.post(
-                f"/v1/sessions/{session_id}/append",
-                json={"token_ids": [1] * 1024},
-                headers={"accept": accept},
+        async with gated(kv_budget="720KiB") as (server, model):
+            working, waiting = await server.open(), await server.open()
+            model.close()
+            path = f"/v1/sessions/{working}/append"
+            first = asyncio.create_task(server.post(path, token_ids=[1] * 1024, points=[]))
+            await until_busy(server, working)
+            refused = asyncio.create_task(
+                server.client.post(
+                    f"/v1/sessions/{waiting}/append",
+                    json={"token_ids": [1] * 1024},
+                    headers={"accept": accept},
+                )
             )
+            await until_busy(server, waiting)
+            model.allow()
+            answer = await refused
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_room")
             assert answer.headers["retry-after"]
-            assert await server.length(session_id) == 0
-            path = f"/v1/sessions/{session_id}/append"
+            assert await server.length(waiting) == 0
+            model.open()
+            assert (await first).status_code == 200
+            path = f"/v1/sessions/{waiting}/append"
             assert (await server.post(path, token_ids=[1])).status_code == 200
 
     asyncio.run(main())

@@ -35,6 +35,7 @@ async def test_models_and_capabilities(server: Serving) -> None:
     answers.ModelList.model_validate(listed, strict=True)
     card = (await server.client.get("/v1/models/random:tiny")).json()
     assert listed["data"] == [card]
+    assert (card["id"], card["source"]) == ("random:tiny", "random")
     assert (await server.client.get("/v1/models/a/b")).status_code == 404
     told = (await server.client.get("/v1/capabilities")).json()
     assert set(told) == set(answers.Capabilities.model_fields)

@@ -10,7 +10,7 @@ from model.config import SIZES
 from model.errors import UnknownPoint
 from model.points import Point
 from server.errors import Blamed, InvalidRequest
-from server.inputs import parse_positions, report_of, token_ids_of
+from server.inputs import check_token_ids, parse_positions, report_of, token_ids_of
 from server.negotiation import Form
 from server.schemas import AppendBody, OpenBody
 
@@ -25,6 +25,8 @@ TINY = SIZES["tiny"]
         ("2:4", {2, 3}),
         ("0,2:4, 3", {0, 2, 3}),
         ("0:1024", set(range(1024))),
+        (",".join(["0:1024"] * 1170), set(range(1024))),
+        ("5,3:6,5:9", {3, 4, 5, 6, 7, 8}),
     ],
 )
 def test_positions(text: str, positions: set[int]) -> None:
@@ -78,7 +80,7 @@ def test_t04_text_that_cannot_fit_is_refused_by_size(tokenizer: Tokenizer, text:
 @pytest.mark.parametrize("bad", [-1, 50257, 2147483648, 9223372036854775808])
 def test_t10_ids_outside_the_vocabulary(tokenizer: Tokenizer, bad: int) -> None:
     with pytest.raises(Blamed) as raised:
-        asyncio.run(_ids(tokenizer, token_ids=[1, bad]))
+        check_token_ids(OpenBody(token_ids=[1, bad]), tokenizer)
     assert isinstance(raised.value.cause, TokenIdOutOfRange)
     assert raised.value.cause.index == 1
     assert raised.value.param == "token_ids"
@@ -89,24 +91,27 @@ def _append(**body: object) -> AppendBody:
 
 
 def test_report_by_default() -> None:
-    report = report_of(_append(), Form.JSON, TINY, max_bytes=9)
+    report = report_of(_append(), Form.JSON, TINY)
     assert report.capture.points == (Point("embedding"),)
     assert report.capture.positions is None
     assert report.capture.top_logprobs is None
-    assert report.capture.max_reply_bytes == 9
+    limit = report.limit(9)
+    assert limit is not None
+    assert limit.max_bytes == 9
+    assert limit.bytes_per_record == report.bytes_per_record > limit.bare_bytes_per_record
     assert report.encoding == "base64"
     assert report.aliases == {}
 
 
 def test_a_stream_has_no_limit_of_bytes() -> None:
-    assert report_of(_append(), Form.SSE, TINY, max_bytes=9).capture.max_reply_bytes is None
+    assert report_of(_append(), Form.SSE, TINY).limit(9) is None
 
 
 def test_report_as_asked() -> None:
     body = _append(
         points=["resid_post.*", "hook_embed"], points_at="1:3", logprobs=True, top_logprobs=2
     )
-    report = report_of(body, Form.NDJSON, TINY, max_bytes=9)
+    report = report_of(body, Form.NDJSON, TINY)
     assert [str(point) for point in report.capture.points] == [
         "wte",
         "resid_post.0",
@@ -114,9 +119,9 @@ def test_report_as_asked() -> None:
     ]
     assert report.capture.positions == frozenset({1, 2})
     assert report.capture.top_logprobs == 2
-    assert report.aliases == {"hook_embed": "wte"}
+    assert report.aliases == {"aliases": {"hook_embed": "wte"}}
 
 
 def test_an_unknown_point_is_told_with_the_nearest() -> None:
     with pytest.raises(UnknownPoint, match="embedding"):
-        report_of(_append(points=["embeding"]), Form.JSON, TINY, max_bytes=9)
+        report_of(_append(points=["embeding"]), Form.JSON, TINY)

@@ -11,24 +11,83 @@ SSE = {"accept": "text/event-stream"}
 NDJSON = {"accept": "application/x-ndjson"}
 
 
-@pytest.mark.parametrize(
-    ("n_tokens", "status"), [(1, 200), (1023, 200), (1024, 200), (1025, 400), (5000, 400)]
-)
-def test_c02_c06_limits_of_append(n_tokens: int, status: int) -> None:
+# What each verb answers to n tokens; generate begins on a session that has one.
+EDGES = [
+    ("open", 0, 400, "empty_input"),
+    ("open", 1, 201, None),
+    ("open", 1023, 201, None),
+    ("open", 1024, 201, None),
+    ("open", 1025, 400, "context_length_exceeded"),
+    ("append", 0, 400, "empty_input"),
+    ("append", 1, 200, None),
+    ("append", 1023, 200, None),
+    ("append", 1024, 200, None),
+    ("append", 1025, 400, "context_length_exceeded"),
+    ("generate", 0, 400, "invalid_request"),
+    ("generate", 1, 200, None),
+    ("generate", 1023, 200, None),
+    ("generate", 1024, 400, "context_length_exceeded"),
+    ("generate", 1025, 400, "context_length_exceeded"),
+    ("embed", 0, 400, "empty_input"),
+    ("embed", 1, 200, None),
+    ("embed", 1023, 200, None),
+    ("embed", 1024, 200, None),
+    ("embed", 1025, 400, "context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("verb", "n_tokens", "status", "code"), EDGES)
+def test_c02_c06_limits(verb: str, n_tokens: int, status: int, code: str | None) -> None:
     async def main() -> None:
         async with serving() as server:
-            session_id = await server.open()
-            path = f"/v1/sessions/{session_id}/append"
-            answer = await server.post(path, token_ids=[1] * n_tokens, points=[])
+            n_before = 1 if verb == "generate" else 0
+            session_id = await server.open(**({"token_ids": [1]} if n_before else {}))
+            path = {"open": "/v1/sessions", "embed": "/v1/embed"}
+            body: dict[str, Any] = {"token_ids": [1] * n_tokens, "points": []}
+            if verb == "open":
+                del body["points"]
+            if verb == "generate":
+                body = {"max_tokens": n_tokens, "ignore_eos": True, "points": []}
+            where = path.get(verb, f"/v1/sessions/{session_id}/{verb}")
+            answer = await server.post(where, **body)
             assert answer.status_code == status
-            if status == 400:
+            if code is not None:
+                assert error_of(answer)["code"] == code
+            if code == "context_length_exceeded":
                 told = error_of(answer)
-                assert told["code"] == "context_length_exceeded"
                 assert "maximum context length is 1024 tokens" in told["message"]
-                assert (told["n_ctx"], told["past_length"], told["n_new"]) == (1024, 0, n_tokens)
-            assert await server.length(session_id) == (n_tokens if status == 200 else 0)
+                numbers = (told["n_ctx"], told["past_length"], told["n_new"])
+                assert numbers == (1024, n_before, n_tokens)
+            lengths = [s["past_length"] for s in await listed(server)]
+            stepped = n_tokens if status < 400 else 0
+            expected = {
+                "open": [n_tokens, 0] if status == 201 else [0],
+                "embed": [0],
+            }.get(verb, [n_before + stepped])
+            assert lengths == expected
 
     asyncio.run(main())
+
+
+async def listed(server: Serving) -> list[dict[str, Any]]:
+    return list((await server.client.get("/v1/sessions")).json()["data"])
+
+
+@served
+async def test_c14_the_limit_is_the_same_for_text_and_ids(server: Serving) -> None:
+    text = " a" * 1025
+    ids = (await server.post("/tokenize", prompt=text)).json()["tokens"]
+    assert len(ids) == 1025
+    session_id = await server.open()
+    for path in ("/v1/sessions", f"/v1/sessions/{session_id}/append", "/v1/embed"):
+        as_text = await server.post(path, prompt=text)
+        as_ids = await server.post(path, token_ids=ids)
+        assert as_text.status_code == as_ids.status_code == 400
+        told = error_of(as_text)
+        assert told == {**error_of(as_ids), "param": "prompt"}
+        assert told["code"] == "context_length_exceeded"
+        assert (told["n_ctx"], told["past_length"], told["n_new"]) == (1024, 0, 1025)
+    assert [session["past_length"] for session in await listed(server)] == [0]
 
 
 @served

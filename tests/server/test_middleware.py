@@ -4,8 +4,9 @@ import pytest
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.budget import Budget
 from server.middleware import CLIENT_LEFT, BodyLimit, RequestContext
-from tests.server.hand import Hand, http_scope
+from tests.server.hand import Hand, http_scope, until
 
 
 class Counted:
@@ -37,6 +38,10 @@ async def fail(scope: Scope, receive: Receive, send: Send) -> None:
 async def fail_late(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     raise RuntimeError("late")
+
+
+def limited(app: ASGIApp, max_bytes: int, budget: Budget | None = None) -> BodyLimit:
+    return BodyLimit(app, max_bytes=max_bytes, budget=budget or Budget(100))
 
 
 def ask(app: ASGIApp, *bodies: bytes, headers: dict[str, str] | None = None) -> Hand:
@@ -113,11 +118,11 @@ def test_q07_the_log_line_has_no_path_no_query_no_body() -> None:
 
 
 def test_a_body_in_pieces_arrives_whole() -> None:
-    assert ask(BodyLimit(echo, max_bytes=6), b"abc", b"", b"def").body == b"abcdef"
+    assert ask(limited(echo, 6), b"abc", b"", b"def").body == b"abcdef"
 
 
 def test_q12_a_large_declared_body_is_refused_unread() -> None:
-    hand = ask(BodyLimit(echo, max_bytes=5), b"", headers={"content-length": str(2**30)})
+    hand = ask(limited(echo, 5), b"", headers={"content-length": str(2**30)})
     assert hand.status == 413
     assert hand.json["error"]["code"] == "body_too_large"
     assert hand.json["error"]["max_bytes"] == 5
@@ -127,9 +132,49 @@ def test_q12_a_large_declared_body_is_refused_unread() -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"content-length": "1"}, {"content-length": "x"}])
 def test_q12_an_undeclared_large_body_is_counted(headers: dict[str, str]) -> None:
-    hand = ask(BodyLimit(echo, max_bytes=5), b"abc", b"def", b"never read", headers=headers)
+    hand = ask(limited(echo, 5), b"abc", b"def", b"never read", headers=headers)
     assert hand.status == 413
     assert hand.n_received == 2
+
+
+def test_bodies_in_flight_share_a_budget() -> None:
+    """The third of three bodies of 4 bytes finds 8 held: refused, and read no further."""
+
+    async def main() -> None:
+        may_answer = asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            await may_answer.wait()
+            await echo(scope, receive, send)
+
+        budget = Budget(10)
+        app = limited(slow, 5, budget)
+        first, second, third = Hand(), Hand(), Hand()
+        running = []
+        for hand in (first, second):
+            hand.feed(b"abcd")
+            running.append(asyncio.create_task(hand.run(app, http_scope())))
+        await until(lambda: budget.held_bytes == 8)
+        third.feed(b"ab", more=True)
+        third.feed(b"c", more=True)
+        third.feed(b"never read")
+        await third.run(app, http_scope())
+        assert (third.status, third.json["error"]["code"]) == (429, "queue_full")
+        assert third.json["error"]["max_bytes"] == 10
+        assert third.headers["retry-after"]
+        assert third.headers["connection"] == "close"
+        assert third.n_received == 2
+        assert budget.held_bytes == 8
+        may_answer.set()
+        await asyncio.gather(*running)
+        assert first.body == second.body == b"abcd"
+        assert budget.held_bytes == 0
+        again = Hand()
+        again.feed(b"abcd")
+        await again.run(app, http_scope())
+        assert again.status == 200
+
+    asyncio.run(main())
 
 
 def test_a_client_that_leaves_while_sending_reaches_nobody() -> None:
@@ -137,7 +182,7 @@ def test_a_client_that_leaves_while_sending_reaches_nobody() -> None:
         hand = Hand()
         hand.feed(b"abc", more=True)
         hand.disconnect()
-        await hand.run(BodyLimit(fail, max_bytes=5), http_scope())
+        await hand.run(limited(fail, 5), http_scope())
         return hand
 
     assert asyncio.run(main()).sent == []
@@ -153,7 +198,7 @@ def test_after_the_body_the_application_hears_the_client_leave() -> None:
         hand = Hand()
         hand.feed(b"abc")
         hand.disconnect()
-        await hand.run(BodyLimit(listen, max_bytes=5), http_scope())
+        await hand.run(limited(listen, 5), http_scope())
 
     asyncio.run(main())
     assert heard == ["http.request", "http.disconnect"]
@@ -166,7 +211,7 @@ def test_other_scopes_pass() -> None:
         seen.append(scope["type"])
 
     async def main() -> None:
-        wrapped = RequestContext(BodyLimit(app, max_bytes=1), observer=Counted())
+        wrapped = RequestContext(limited(app, 1), observer=Counted())
         hand = Hand()
         await wrapped({"type": "lifespan"}, hand.receive, hand.send)
 

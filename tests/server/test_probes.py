@@ -65,6 +65,21 @@ def test_k07_while_loading_only_the_probes_answer() -> None:
     asyncio.run(main())
 
 
+def test_a_service_that_cannot_begin_is_a_failed_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this the server would say "loading" for ever."""
+
+    def broken(**_parts: object) -> None:
+        raise RuntimeError("no engine")
+
+    async def main() -> None:
+        monkeypatch.setattr("server.host.Engine", broken)
+        host = Host(Settings(model="random:tiny", threads=1, kv_budget=2**26))
+        host.start()
+        await until(lambda: host.failure is not None)
+
+    asyncio.run(main())
+
+
 def test_a_failed_load_is_kept_for_the_server_to_see() -> None:
     async def main() -> None:
         host = Host(Settings(model="random:nothing"))

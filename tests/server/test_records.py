@@ -1,13 +1,17 @@
 """What records say, in every form."""
 
+import asyncio
 import json
 from typing import Any
 
 import numpy as np
+import pytest
 
+from model.config import SIZES
 from server import answers
+from tests.lively import lively_checkpoint
 from tests.server.hand import sse
-from tests.server.serving import Serving, error_of, served
+from tests.server.serving import Serving, error_of, served, serving, vector
 
 SSE = {"accept": "text/event-stream"}
 NDJSON = {"accept": "application/x-ndjson"}
@@ -98,3 +102,25 @@ async def test_prepend_bos_is_echoed_and_only_at_the_start(server: Serving) -> N
     assert [r["token"]["id"] for r in told["records"]] == [50256, 15496]
     again = await server.post(path, prompt="Hello", prepend_bos=True)
     assert (again.status_code, error_of(again)["param"]) == (400, "prepend_bos")
+
+
+def test_p17_greedy_takes_the_argmax_of_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On lively weights, where each row has another one."""
+    weights = lively_checkpoint(SIZES["tiny"])
+    monkeypatch.setattr("server.loading.load_checkpoint", lambda *_, **__: weights)
+
+    async def main() -> None:
+        async with serving() as server:
+            path = f"/v1/sessions/{await server.open()}"
+            body = {"token_ids": [15496, 11, 995, 318, 257], "points": ["logits"], "points_at": "4"}
+            prompt = (await server.post(f"{path}/append", **body)).json()["records"]
+            options = {"max_tokens": 8, "temperature": 0, "points": ["logits"]}
+            told = (await server.post(f"{path}/generate", **options)).json()["records"]
+            rows = [vector(record, "logits") for record in (prompt[-1], *told)]
+            assert {row.size for row in rows} == {50257}
+            ids = [record["token"]["id"] for record in told]
+            assert ids == [int(row.argmax()) for row in rows[:-1]]
+            assert len(set(ids)) > 4
+            assert all(0 <= token_id < 50257 for token_id in ids)
+
+    asyncio.run(main())

@@ -36,6 +36,33 @@ async def test_q14_n03_bodies_that_cannot_be_read(server: Serving) -> None:
 
 
 @served
+async def test_c08_an_empty_input_harms_nobody(server: Serving) -> None:
+    path = f"/v1/sessions/{await server.open()}/append"
+    bodies: list[dict[str, Any]] = [{"prompt": ""}, {"token_ids": []}, {}]
+    for body in bodies:
+        for refusing in ("/v1/embed", path):
+            answer = await server.post(refusing, **body)
+            assert (answer.status_code, error_of(answer)["code"]) == (400, "empty_input")
+            assert (await server.post(refusing, prompt="a")).status_code == 200
+
+
+@served
+async def test_a_body_of_too_many_values_is_refused_unparsed(server: Serving) -> None:
+    headers = {"content-type": "application/json"}
+    for body in (
+        b'{"tokens": [' + b"1," * (7 * 2**20) + b"1]}",
+        b"[" * 300_000,
+        b'{"tokens": [' + b"{}," * 300_000 + b"1]}",
+    ):
+        answer = await server.client.post("/detokenize", content=body, headers=headers)
+        assert answer.status_code == 400
+        assert error_of(answer)["code"] == "invalid_request"
+        assert "262144 values" in error_of(answer)["message"]
+    most = await server.post("/detokenize", tokens=[15496] * 131_072)
+    assert most.json() == {"prompt": "Hello" * 131_072}
+
+
+@served
 async def test_bodies_must_be_json(server: Serving) -> None:
     for media in ("text/plain", "application/x-www-form-urlencoded", "application/json;charset=x"):
         answer = await server.client.post(

@@ -128,6 +128,18 @@ def test_t02_errors_can_be_told_whatever_the_names(text: str) -> None:
     assert fault(OpenBody, text)
 
 
+@pytest.mark.parametrize("model", [OpenBody, AppendBody, EmbedBody])
+def test_allow_special_is_about_a_prompt(model: type[Body]) -> None:
+    error = fault(model, '{"token_ids": [1], "allow_special": true}')
+    assert error["ctx"] == {"param": "allow_special"}
+    assert read(model, '{"token_ids": [1], "allow_special": false}').given == "token_ids"
+
+
+def test_tokenize_takes_no_field_that_would_do_nothing() -> None:
+    text = '{"prompt": "a", "add_special_tokens": true}'
+    assert fault(TokenizeBody, text)["ctx"] == {"param": "add_special_tokens"}
+
+
 def test_opening_without_tokens_is_allowed() -> None:
     assert read(OpenBody, "{}").given is None
 

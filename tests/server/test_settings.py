@@ -1,6 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
+from engine.limits import Limits
+from server.loading import limits_of
 from server.settings import KV_SHARE, Settings, explain, unknown_variables
 
 
@@ -51,6 +53,11 @@ def test_a_bad_value_is_explained_by_flag_and_variable(
     line = explain(raised.value)
     assert name in line
     assert f"--{name.removeprefix('STEPSCOPE_').lower().replace('_', '-')}" in line
+
+
+def test_the_engines_defaults_are_stated_once() -> None:
+    assert limits_of(Settings()) == Limits()
+    assert limits_of(Settings(max_rows=3)) == Limits(max_rows=3)
 
 
 def test_defaults_fit_the_machine() -> None:

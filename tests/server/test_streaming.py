@@ -1,7 +1,7 @@
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from embedding.tokenizer import Tokenizer
 from engine.errors import NoRoom
 from engine.events import StepRecord
 from model.config import SIZES
+from server.errors import row_of
 from server.facts import ModelFacts
 from server.negotiation import Form
 from server.streaming import Batch, Ending, JsonAnswer, Pace, RecordStream, Source, steps_json
@@ -17,7 +18,7 @@ from server.wire import Wire
 from tests.server.hand import Hand, http_scope, sse
 
 DONE = Ending({"object": "done"})
-FAILED = Ending({"error": {"code": "internal_error"}, "session": None}, failed=True)
+FAILED = Ending({"error": {"code": "internal_error"}, "session": {"past_length": 7}}, failed=True)
 
 
 def record(index: int, text: str = "x") -> StepRecord:
@@ -38,7 +39,7 @@ class Work:
 
     @property
     def source(self) -> Source:
-        return Source(started=self._started, pieces=self._pieces, work=self._lifetime())
+        return Source(started=self._started, pieces=self._pieces, failed=self._failed)
 
     async def _started(self) -> None:
         await self.may_start.wait()
@@ -52,8 +53,16 @@ class Work:
                 raise piece
             yield piece
 
-    @asynccontextmanager
-    async def _lifetime(self) -> AsyncIterator[None]:
+    async def _failed(self, error: Exception) -> Mapping[str, Any]:
+        assert not self.left.is_set()
+        return {"error": {"code": row_of(error).code}, "session": {"past_length": 7}}
+
+    @property
+    def life(self) -> AbstractContextManager[None]:
+        return self._lifetime()
+
+    @contextmanager
+    def _lifetime(self) -> Iterator[None]:
         try:
             yield
         finally:
@@ -63,7 +72,7 @@ class Work:
 @pytest.fixture
 def stream(tokenizer: Tokenizer) -> Callable[..., RecordStream]:
     facts = ModelFacts(
-        name="m", source="m", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
+        name="m", source="random", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
     )
 
     def make(work: Work, form: Form = Form.SSE, **pace: Any) -> RecordStream:
@@ -74,9 +83,14 @@ def stream(tokenizer: Tokenizer) -> Callable[..., RecordStream]:
             wire=Wire(tokenizer, facts),
             encoding="float",
             pace=Pace(**times),
+            life=work.life,
         )
 
     return make
+
+
+def answer(work: Callable[[], Coroutine[Any, Any, bytes]], status: int = 200) -> JsonAnswer:
+    return JsonAnswer(work, life=nullcontext(), write_timeout=20, status=status)
 
 
 def test_sse_has_data_lines_then_done_then_done_marker(
@@ -130,6 +144,7 @@ def test_s09_a_fault_is_one_error_record_and_no_done_marker(
     payloads = sse(hand.body) if form is Form.SSE else hand.body.decode().splitlines()
     assert len(payloads) == n_records + 1
     assert json.loads(payloads[-1])["error"]["code"] == "internal_error"
+    assert json.loads(payloads[-1])["session"] == {"past_length": 7}
     assert b"[DONE]" not in hand.body
     assert b"secret" not in hand.body
     assert hand.complete
@@ -205,6 +220,28 @@ def test_s06_a_client_that_does_not_read_is_given_up(
     assert aborted
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_answer_holds_its_life_until_its_last_byte_is_sent(
+    stream: Callable[..., RecordStream], streams: bool
+) -> None:
+    async def body() -> bytes:
+        return b"x"
+
+    async def main() -> None:
+        hand, work = Hand(write_blocks=True), Work(Batch([record(0)]), DONE)
+        plain = JsonAnswer(body, life=work.life, write_timeout=20)
+        app = stream(work) if streams else plain
+        request = asyncio.create_task(hand.run(app, http_scope()))
+        await asyncio.sleep(0.01)
+        assert not work.left.is_set()
+        hand.may_write.set()
+        await request
+        assert hand.complete
+        assert work.left.is_set()
+
+    asyncio.run(main())
+
+
 def test_a_silent_sse_stream_is_pinged_and_ndjson_is_not(
     stream: Callable[..., RecordStream],
 ) -> None:
@@ -249,7 +286,7 @@ def test_json_answer_is_whole() -> None:
 
     async def main() -> Hand:
         hand = Hand()
-        await hand.run(JsonAnswer(work, write_timeout=20, status=201), http_scope())
+        await hand.run(answer(work, status=201), http_scope())
         return hand
 
     hand = asyncio.run(main())
@@ -270,7 +307,7 @@ def test_the_end_of_an_answer_is_not_taken_for_a_client_that_left() -> None:
         abort = {"stepscope.abort": {"abort": lambda: aborted.append(True)}}
         scope = http_scope(extensions=abort)
         for _ in range(20):
-            await Hand().run(JsonAnswer(work, write_timeout=20), scope)
+            await Hand().run(answer(work), scope)
 
     asyncio.run(main())
     assert not aborted
@@ -287,7 +324,7 @@ def test_s02_a_plain_answer_is_cancelled_when_its_client_leaves() -> None:
                 ended.set()
             raise AssertionError
 
-        request = asyncio.create_task(hand.run(JsonAnswer(work, write_timeout=20), http_scope()))
+        request = asyncio.create_task(hand.run(answer(work), http_scope()))
         hand.disconnect()
         await request
         assert ended.is_set()
@@ -307,7 +344,7 @@ def test_an_outer_cancellation_is_no_disconnect() -> None:
                 ended.set()
             raise AssertionError
 
-        request = asyncio.create_task(hand.run(JsonAnswer(work, write_timeout=20), http_scope()))
+        request = asyncio.create_task(hand.run(answer(work), http_scope()))
         await asyncio.sleep(0.01)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -324,7 +361,7 @@ def test_steps_json_is_json(
     tokenizer: Tokenizer, n_records: int, tail: dict[str, Any], bytes_per_record: int
 ) -> None:
     facts = ModelFacts(
-        name="m", source="m", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
+        name="m", source="random", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
     )
     body = asyncio.run(
         steps_json(

@@ -12,14 +12,15 @@ from model.config import SIZES, GPT2Config
 from model.points import Point
 from server.answers import Record
 from server.facts import ModelFacts
-from server.wire import EncodingFormat, Wire, dumps, record_bytes, tensor_json
+from server.negotiation import EncodingFormat
+from server.wire import Wire, dumps, record_bytes, tensor_json
 
 TINY = SIZES["tiny"]
 
 
 def wire(tokenizer: Tokenizer, config: GPT2Config = TINY) -> Wire:
     facts = ModelFacts(
-        name="m", source="m", fingerprint="f", dtype="float32", created=0, config=config
+        name="m", source="random", fingerprint="f", dtype="float32", created=0, config=config
     )
     return Wire(tokenizer, facts)
 
@@ -89,22 +90,44 @@ def test_record_without_logprobs_says_null(tokenizer: Tokenizer) -> None:
     assert told["edited"] is False
 
 
-@pytest.mark.parametrize("encoding", ["base64", "float"])
-def test_the_estimate_of_a_records_bytes_is_from_above(
-    tokenizer: Tokenizer, encoding: EncodingFormat
+@pytest.fixture(scope="module")
+def longest(tokenizer: Tokenizer) -> int:
+    """The token whose JSON is the longest of all."""
+    told = wire(tokenizer)
+    return max(range(tokenizer.n_vocab), key=lambda i: len(dumps(told.token(i))))
+
+
+@pytest.mark.parametrize("n_logprobs", [0, 21])
+def test_the_estimate_of_a_records_bytes_is_from_above_for_any_token(
+    tokenizer: Tokenizer, longest: int, n_logprobs: int
 ) -> None:
-    config = SIZES["gpt2"]
-    points = tuple(Point("resid_post", layer) for layer in range(config.n_layer))
-    rows = np.random.default_rng(0).standard_normal((12, 768), dtype=np.float32)
+    top = tuple(TopLogprob(longest, -10.334875915275457) for _ in range(n_logprobs))
     record = StepRecord(
         index=1023,
         position=1023,
-        token_id=29372,
-        text="x" * 64,
+        token_id=longest,
+        text=tokenizer.token_text(longest),
         logprob=-10.334875915275457,
-        top_logprobs=tuple(TopLogprob(i, -10.334875915275457) for i in range(20)),
-        points=dict(zip(points, rows, strict=True)),
+        top_logprobs=top,
+        finish_reason="length",
+        stop_reason=longest,
     )
-    n_bytes = len(dumps(wire(tokenizer, config).record(record, encoding)))
-    estimate = record_bytes(points, config, encoding, n_logprobs=21)
-    assert n_bytes <= estimate <= 1.5 * n_bytes
+    n_bytes = len(dumps(wire(tokenizer).record(record, "base64")))
+    estimate = record_bytes((), TINY, "base64", n_logprobs=n_logprobs)
+    assert n_bytes <= estimate <= 2 * n_bytes
+
+
+@pytest.mark.parametrize(("encoding", "slack"), [("base64", 1.1), ("float", 1.6)])
+def test_the_estimate_of_a_records_bytes_is_from_above_for_any_number(
+    tokenizer: Tokenizer, encoding: EncodingFormat, slack: float
+) -> None:
+    config = SIZES["gpt2"]
+    points = tuple(Point("resid_post", layer) for layer in range(config.n_layer))
+    normal = np.random.default_rng(0).standard_normal((12, 768), dtype=np.float32)
+    longest = np.full((12, 768), -1.1754944e-38, dtype=np.float32)
+    for rows in (normal, longest):
+        record = StepRecord(
+            index=0, position=0, token_id=0, text="!", points=dict(zip(points, rows, strict=True))
+        )
+        n_bytes = len(dumps(wire(tokenizer, config).record(record, encoding)))
+        assert n_bytes <= record_bytes(points, config, encoding) <= slack * n_bytes

@@ -1,0 +1,122 @@
+"""Many times the same against the real program. `make soak` runs the full sizes."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.program import Program, program, until
+
+MIB = 2**20
+FULL = pytest.mark.slow
+
+
+@pytest.mark.parametrize("n_rounds", [10, pytest.param(200, marks=FULL)])
+def test_s01_disconnects_after_the_first_event_leave_a_session_that_works(n_rounds: int) -> None:
+    with program() as server:
+        session_id = server.open(token_ids=[1])
+        path = f"/v1/sessions/{session_id}"
+        body = {"stream": True, "ignore_eos": True, "points": ["logits"]}
+        for _ in range(n_rounds):
+            with server.ask_raw(f"{path}/generate", **body) as connection:
+                received = b""
+                while b"data: " not in received:
+                    received += connection.recv(4096)
+            until(lambda: server.n_requests() == 0)
+            length = server.length(session_id)
+            assert length > 1
+            step = {"token_ids": [7], "past_length": length}
+            told = server.client.post(f"{path}/append", json=step).raise_for_status().json()
+            assert told["records"][0]["position"] == length
+            server.client.post(f"{path}/truncate", json={"to": 1}).raise_for_status()
+        assert used_bytes(server) == one_piece(server)
+
+
+@pytest.mark.parametrize("n_rounds", [5, pytest.param(100, marks=FULL)])
+def test_x01_two_steps_at_once_never_lose_one(n_rounds: int) -> None:
+    with program() as server, ThreadPoolExecutor(2) as threads:
+        session_id = server.open()
+        path = f"{server.url}/v1/sessions/{session_id}/append"
+
+        def step(token_id: int) -> httpx.Response:
+            return httpx.post(path, json={"token_ids": [token_id]}, timeout=60)
+
+        for n in range(n_rounds):
+            before = server.length(session_id)
+            answers = list(threads.map(step, [2 * n, 2 * n + 1]))
+            stepped = [a.json() for a in answers if a.status_code == 200]
+            refused = [a.json()["error"]["code"] for a in answers if a.status_code != 200]
+            assert refused in ([], ["session_busy"])
+            positions = sorted(told["records"][0]["position"] for told in stepped)
+            assert positions == list(range(before, before + len(stepped)))
+            assert server.length(session_id) == before + len(stepped)
+
+
+@FULL
+def test_s06_a_reader_that_sleeps_is_given_up_in_bounded_memory() -> None:
+    """The stream would be 250 MB; its buffer is 2 MiB."""
+    flags = ("--write-timeout", "10", "--reply-buffer-bytes", "2MiB")
+    with program(*flags) as server:
+        session_id = server.open(token_ids=[1])
+        body = {"stream": True, "ignore_eos": True, "points": ["logits"]}
+        before = server.memory_bytes()
+        with server.ask_raw(f"/v1/sessions/{session_id}/generate", **body) as connection:
+            assert connection.recv(1024)
+            most = watched_until_given_up(server, connection)
+        length = server.length(session_id)
+        assert 1 < length < 200
+        assert most < before + 64 * MIB
+        step = {"token_ids": [7], "past_length": length}
+        append = f"/v1/sessions/{session_id}/append"
+        assert server.client.post(append, json=step).is_success
+
+
+def watched_until_given_up(server: Program, _asleep: socket.socket) -> int:
+    most = 0
+
+    def over() -> bool:
+        nonlocal most
+        most = max(most, server.memory_bytes())
+        return server.n_requests() == 0
+
+    until(lambda: server.n_requests() == 1)
+    until(over)
+    return most
+
+
+@pytest.mark.parametrize(("n_warm", "n_rounds"), [(50, 50), pytest.param(500, 1500, marks=FULL)])
+def test_m03_sessions_of_any_length_leave_no_memory_behind(n_warm: int, n_rounds: int) -> None:
+    with program() as server:
+        n_tokens = (1 + 389 * n % 1024 for n in range(n_warm + n_rounds))
+        for _ in range(n_warm):
+            one_life(server, next(n_tokens))
+        before = server.memory_bytes()
+        for _ in range(n_rounds):
+            one_life(server, next(n_tokens))
+        assert server.memory_bytes() < 1.05 * before
+        assert used_bytes(server) == 0
+        assert server.client.get("/v1/sessions").json()["data"] == []
+
+
+def one_life(server: Program, n_tokens: int) -> None:
+    path = f"/v1/sessions/{server.open()}"
+    body: dict[str, Any] = {"token_ids": [7] * n_tokens, "points": []}
+    server.client.post(f"{path}/append", json=body).raise_for_status()
+    server.client.delete(path).raise_for_status()
+
+
+def kv(server: Program) -> dict[str, int]:
+    return dict(server.client.get("/v1/capabilities").json()["kv"])
+
+
+def used_bytes(server: Program) -> int:
+    return kv(server)["bytes_used"]
+
+
+def one_piece(server: Program) -> int:
+    """What a session of one token holds."""
+    before = used_bytes(server)
+    server.open(token_ids=[1])
+    return used_bytes(server) - before
