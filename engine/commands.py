@@ -4,7 +4,7 @@ Token ids are already validated and tokenized here; lengths and rooms are checke
 Pure Python; no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.errors import ReplyTooLarge
@@ -14,14 +14,18 @@ from model.sampling import Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLimit:
-    """What one JSON answer may hold, by the server's estimates of one encoded record."""
+    """What one JSON answer may hold, by the server's estimates of one encoded record.
+
+    `hold` is told how many bytes that is, and may refuse them by raising.
+    """
 
     bytes_per_record: int  # with its points
     bare_bytes_per_record: int  # without
     max_bytes: int
+    hold: Callable[[int], None]
 
-    def check(self, *, n_records: int, n_full: int) -> int:
-        """About how many bytes `n_records` are, of which `n_full` carry points.
+    def take(self, *, n_records: int, n_full: int) -> None:
+        """Take the room of `n_records`, of which `n_full` carry points.
 
         Raises:
             ReplyTooLarge: more than are allowed.
@@ -30,7 +34,7 @@ class ReplyLimit:
         n_bytes = n_full * self.bytes_per_record + n_bare * self.bare_bytes_per_record
         if n_bytes > self.max_bytes:
             raise ReplyTooLarge(n_bytes=n_bytes, max_bytes=self.max_bytes)
-        return n_bytes
+        self.hold(n_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

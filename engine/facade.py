@@ -50,7 +50,6 @@ logger = structlog.get_logger()
 
 _SWEEP_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 1.0  # for the terminal events of jobs that a shutdown ends
-_ANSWERS = 4  # of the largest size that may be held at once; more smaller ones
 _STOP_SECONDS = 2.0  # for the step that the model thread is in
 
 
@@ -204,8 +203,8 @@ class Engine:
             raise BosNotAtStart(session.past_length)
         token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
         assert token_ids, "nothing to step"
-        held_bytes = self._check_room(session, len(token_ids), command)
-        reply = self._requests.changing(session, held_bytes)
+        self._check_room(session, len(token_ids), command)
+        reply = self._requests.changing(session)
         job = self._job(
             session, token_ids, len(token_ids), command.capture, reply, atomic=command.atomic
         )
@@ -223,9 +222,9 @@ class Engine:
             raise EmptySession
         remaining = self.model.config.n_ctx - session.past_length
         n_new = max(1, remaining) if command.max_tokens is None else command.max_tokens
-        held_bytes = self._check_room(session, n_new, command)
+        self._check_room(session, n_new, command)
         generation = Generation(command, max_tokens=n_new, tokenizer=self.tokenizer)
-        reply = self._requests.changing(session, held_bytes)
+        reply = self._requests.changing(session)
         job = self._job(
             session, (), n_new, command.capture, reply, atomic=command.atomic, sampled=generation
         )
@@ -308,8 +307,7 @@ class Engine:
     def _admit(self, command: Append | Generate | Truncate) -> Session:
         return self.check_free(command.session_id, command.owner, past_length=command.past_length)
 
-    def _check_room(self, session: Session, n_new: int, command: Append | Generate) -> int:
-        """The bytes that the answer may hold in memory; 0 for a stream."""
+    def _check_room(self, session: Session, n_new: int, command: Append | Generate) -> None:
         positions = positions_for(session.past_length, n_new, self.model.config.n_ctx)
         asked = command.capture.positions
         for position in sorted(asked or ()):
@@ -318,14 +316,9 @@ class Engine:
                     position=position, past_length=session.past_length, n_new=n_new
                 )
         self._check_queue()
-        limit = command.reply_limit
-        if limit is None:
-            return 0
-        n_full = n_new if asked is None else len(asked)
-        n_bytes = limit.check(n_records=n_new, n_full=n_full)
-        if self._requests.held_bytes + n_bytes > _ANSWERS * limit.max_bytes:
-            raise QueueFull(self.limits.max_queue)
-        return n_bytes
+        if command.reply_limit is not None:
+            n_full = n_new if asked is None else len(asked)
+            command.reply_limit.take(n_records=n_new, n_full=n_full)
 
     def _job(
         self,

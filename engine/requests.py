@@ -29,7 +29,6 @@ class _Request:
     """
 
     release: Callable[[], None]
-    held_bytes: int = 0  # of the answer that is being collected
     session: Session | None = None
     publishes: bool = True
 
@@ -49,16 +48,10 @@ class Requests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def held_bytes(self) -> int:
-        """About what the answers may hold that are being collected."""
-        return sum(request.held_bytes for request in self._requests.values())
-
-    def changing(self, session: Session, held_bytes: int = 0) -> Reply:
+    def changing(self, session: Session) -> Reply:
         """A mutation of a session, which is busy until it ends."""
         self._registry.mark_busy(session.id)
-        release = partial(self._registry.clear_busy, session.id)
-        return self._add(_Request(release, held_bytes, session))
+        return self._add(_Request(partial(self._registry.clear_busy, session.id), session))
 
     def opening(self) -> Reply:
         """A session being opened, whose place is held until it ends.

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from embedding.errors import EmbeddingError
 from engine.errors import EngineError
@@ -23,6 +24,7 @@ BODIES_AT_ONCE = 4
 """Request bodies of the largest size that are held; more of a smaller one."""
 
 ROUTERS = (health, models, tokens, embed, sessions, steps)
+METHOD_NOT_ALLOWED = 405
 _KNOWN = (ServerError, EmbeddingError, EngineError, SessionError, ModelError)
 
 
@@ -50,7 +52,9 @@ def create_app(settings: Settings, host: Host) -> FastAPI:
     _handle_errors(app)
     bodies = Budget(BODIES_AT_ONCE * settings.max_body_bytes)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, budget=bodies)
-    app.add_middleware(RequestContext, observer=host.metrics)  # outermost: added last
+    app.add_middleware(
+        RequestContext, observer=host.metrics, write_timeout=settings.write_timeout
+    )  # outermost: added last
     return app
 
 
@@ -79,7 +83,16 @@ async def _invalid(_request: Request, error: Exception) -> Response:
     return _response(validation_problem(error.errors()))
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    if error.status_code == METHOD_NOT_ALLOWED:
+        headers["allow"] = ", ".join(_allowed(request))
     return _response(http_problem(error.status_code, str(error.detail)), headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of every route at this path: the router names those of the first one only."""
+    routes = [route for module in ROUTERS for route in module.router.routes]
+    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in there for method in getattr(route, "methods", ())})

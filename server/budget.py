@@ -1,8 +1,8 @@
 """Bytes that requests hold in memory, all together. The event loop.
 
 Each request is bounded by itself; their number is not. So what grows with them, bodies being read
-and answers without a session being made and sent, is taken out of a budget, and a request that
-finds it spent is refused before it costs anything.
+and JSON answers being made and sent, is taken out of a budget, and a request that finds it spent is
+refused before it costs anything.
 """
 
 from collections.abc import Iterator

@@ -95,7 +95,7 @@ class Connection:
             async with asyncio.timeout(self._write_timeout):
                 await self._send(message)
         except (TimeoutError, OSError):
-            self._abort()
+            abort(self._scope)
             self._leave()
             raise ClientGone from None
         finally:
@@ -114,8 +114,9 @@ class Connection:
         if self._work is not None:
             self._work.cancel()
 
-    def _abort(self) -> None:
-        """Drop what the client does not read."""
-        abort = self._scope.get("extensions", {}).get(ABORT, {}).get("abort")
-        if abort is not None:
-            abort()
+
+def abort(scope: Scope) -> None:
+    """Drop what the client does not read: closing would wait until it does."""
+    transport_abort = scope.get("extensions", {}).get(ABORT, {}).get("abort")
+    if transport_abort is not None:
+        transport_abort()

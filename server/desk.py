@@ -7,11 +7,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
+from email.message import Message
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Path, Request, Response
 from fastapi.routing import APIRoute
 
+from engine.commands import ReplyLimit
 from engine.events import Done, Failed, Progress
 from engine.reply import Reply
 from server.errors import (
@@ -77,7 +79,16 @@ async def check_request(request: Request) -> None:
             "Idempotency-Key is not supported by this version: send the expected past_length",
             param="Idempotency-Key",
         )
-    if await request.body() and not _is_json(request.headers.get("content-type", "")):
+    if await request.body():
+        _check_body(request)
+
+
+def _check_body(request: Request) -> None:
+    if request.scope["route"].body_field is None:
+        raise InvalidRequest("this route takes no body")
+    headers = request.headers
+    encoded = headers.get("content-encoding", "identity").lower() != "identity"
+    if encoded or not _is_json(headers.get("content-type", "")):
         raise UnsupportedMediaType
 
 
@@ -87,12 +98,15 @@ def _check_query(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             raise InvalidRequest(f"unknown query name {name[:80]!r}", param=name[:80])
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidRequest(f"{name} is given more than once", param=name)
 
 
 def _is_json(content_type: str) -> bool:
-    media, _, parameters = content_type.lower().partition(";")
-    charset = parameters.partition("charset=")[2].strip(' "')
-    return media.strip() == Form.JSON.value and charset in ("", "utf-8")
+    message = Message()
+    message["content-type"] = content_type
+    charset = message.get_content_charset("utf-8")
+    return message.get_content_type() == Form.JSON.value and charset == "utf-8"
 
 
 class _JsonRequest(Request):
@@ -195,14 +209,28 @@ def form_of(request: Request, *, stream: bool) -> Form:
     return negotiate(", ".join(request.headers.getlist("accept")), stream=stream)
 
 
-def answer_steps(service: Service, session_id: str, reply: Reply, report: Report) -> Response:
-    """What a reply brings, in the form that was asked for.
+def answer_steps(
+    service: Service,
+    session_id: str,
+    report: Report,
+    begin: Callable[[ReplyLimit | None], Reply],
+) -> Response:
+    """What `begin`'s reply brings, in the form that was asked for.
 
-    The session does not expire before the answer's last byte; the work does not outlive it.
+    Until the answer's last byte the session does not expire and the answer's room is held; the work
+    does not outlive it.
     """
-    life = ExitStack()
-    life.callback(reply.cancel)
-    life.enter_context(service.engine.using(session_id))
+    with ExitStack() as life:
+        room = life.enter_context(service.answers.lease())
+        life.enter_context(service.engine.using(session_id))
+        reply = begin(report.limit(service.settings.max_response_bytes, room.grow))
+        life.callback(reply.cancel)
+        return _steps_response(service, session_id, reply, report, life.pop_all())
+
+
+def _steps_response(
+    service: Service, session_id: str, reply: Reply, report: Report, life: ExitStack
+) -> Response:
     if report.form.streams:
         return record_stream(service, _source(service, session_id, reply, report), report, life)
 

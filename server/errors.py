@@ -69,7 +69,9 @@ class UnsupportedMediaType(ServerError):
     """The body is not `application/json`."""
 
     def __init__(self) -> None:
-        super().__init__("the body must be sent as Content-Type: application/json")
+        super().__init__(
+            "the body must be sent as Content-Type: application/json, in UTF-8 and not encoded"
+        )
 
 
 class BodyTooLarge(ServerError):

@@ -32,25 +32,25 @@ _log = structlog.get_logger("stepscope.host")
 Loader = Callable[[Settings, LoadingProgress], Loaded]
 _DEAD_AFTER_STALLS = 10
 ANSWERS_AT_ONCE = 4
-"""Answers without a session, of the largest size; more of a smaller one."""
+"""JSON answers of the largest size that may be made and sent; more of a smaller one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What route handlers work with, once the model is there.
 
-    `stateless` bounds the answers without a session that are being made and sent.
+    `answers` bounds what all JSON answers hold together, until they are sent.
     """
 
     engine: Engine
     facts: ModelFacts
     wire: Wire
     settings: Settings
-    stateless: Budget
+    answers: Budget
 
     def holding(self, n_bytes: int) -> AbstractContextManager[object]:
-        """The life of an answer without a session, of `n_bytes` by an estimate from above."""
-        return self.stateless.lease(min(n_bytes, self.settings.max_response_bytes))
+        """The life of an answer of `n_bytes`, by an estimate from above."""
+        return self.answers.lease(min(n_bytes, self.settings.max_response_bytes))
 
 
 class Host:
@@ -180,7 +180,7 @@ class Host:
             facts=loaded.facts,
             wire=Wire(loaded.tokenizer, loaded.facts),
             settings=self.settings,
-            stateless=Budget(ANSWERS_AT_ONCE * self.settings.max_response_bytes),
+            answers=Budget(ANSWERS_AT_ONCE * self.settings.max_response_bytes),
         )
 
     def _failed(self, error: Exception) -> None:

@@ -5,7 +5,7 @@ Long texts are tokenized on a worker thread.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,13 @@ TINY_TEXT = 4096
 """Characters; a text up to here is tokenized in about a quarter of a millisecond."""
 
 _RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?", re.ASCII)
+
+
+def plain_int(text: object) -> object:
+    """A query's number as it is written in the docs: digits, not `1.0`, `5_0` or ` 5`."""
+    if isinstance(text, str) and not re.fullmatch(r"-?[0-9]{1,9}", text, re.ASCII):
+        raise ValueError("should be a whole number in plain digits")
+    return text
 
 
 def check_token_ids(body: Tokens, tokenizer: Tokenizer) -> None:
@@ -101,14 +108,15 @@ class Report:
         """What an answer says of other systems' names, if any were asked for."""
         return {"aliases": dict(self.names)} if self.names else {}
 
-    def limit(self, max_bytes: int) -> ReplyLimit | None:
-        """The bound of one JSON answer; a stream has none."""
+    def limit(self, max_bytes: int, hold: Callable[[int], None]) -> ReplyLimit | None:
+        """The bound of one JSON answer, whose bytes `hold` is told; a stream has none."""
         if self.form.streams:
             return None
         return ReplyLimit(
             bytes_per_record=self.bytes_per_record,
             bare_bytes_per_record=self.bare_bytes_per_record,
             max_bytes=max_bytes,
+            hold=hold,
         )
 
 

@@ -4,6 +4,7 @@ Framework middleware that wraps responses would hold streams back and hide disco
 loop. Nothing here logs a prompt, an id list, a query or a session's path.
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -16,7 +17,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.budget import Budget, Lease
-from server.errors import BodyTooLarge, Overloaded, Problem, problem
+from server.connection import ClientGone, abort
+from server.errors import BodyTooLarge, NotSupported, Overloaded, Problem, problem
 
 _log = structlog.get_logger("stepscope.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
@@ -33,11 +35,12 @@ class HttpObserver(Protocol):
 
 
 class RequestContext:
-    """Gives each request its id, turns a fault into a 500, writes one log line."""
+    """Gives each request its id and each write a limit, makes a fault a 500, logs one line."""
 
-    def __init__(self, app: ASGIApp, *, observer: HttpObserver) -> None:
+    def __init__(self, app: ASGIApp, *, observer: HttpObserver, write_timeout: float) -> None:
         self._app = app
         self._observer = observer
+        self._write_timeout = write_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; anything else passes."""
@@ -45,7 +48,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id"))
-        answer = _Answer(send, request_id)
+        answer = _Answer(scope, send, request_id, self._write_timeout)
         began = time.perf_counter()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
@@ -56,6 +59,8 @@ class RequestContext:
     async def _guarded(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         try:
             await self._app(scope, receive, answer)
+        except ClientGone:
+            await _heard_of_the_end(receive)
         except Exception as error:
             if answer.started:
                 raise  # the connection is closed: the client sees that the answer is cut
@@ -71,11 +76,13 @@ class RequestContext:
 
 
 class _Answer:
-    """A `send` that adds the request id and remembers the status."""
+    """A `send` that adds the request id, remembers the status, and does not wait for ever."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, send: Send, request_id: str, write_timeout: float) -> None:
+        self._scope = scope
         self._send = send
         self._request_id = request_id
+        self._write_timeout = write_timeout
         self.status = CLIENT_LEFT
         self.started = False
 
@@ -84,7 +91,12 @@ class _Answer:
             self.started = True
             self.status = message["status"]
             MutableHeaders(raw=message["headers"])["x-request-id"] = self._request_id
-        await self._send(message)
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._send(message)
+        except TimeoutError:
+            abort(self._scope)
+            raise ClientGone from None
 
 
 class BodyLimit:
@@ -107,7 +119,7 @@ class BodyLimit:
         with self._budget.lease() as lease:
             try:
                 body = await self._read(Headers(scope=scope), receive, lease)
-            except (BodyTooLarge, Overloaded) as error:
+            except (BodyTooLarge, NotSupported, Overloaded) as error:
                 unread = {"connection": "close"}  # the rest of the body stays there
                 await send_problem(send, problem(error), headers=unread)
                 return
@@ -116,6 +128,10 @@ class BodyLimit:
 
     async def _read(self, headers: Headers, receive: Receive, lease: Lease) -> bytes | None:
         """The whole body; None if the client left."""
+        if "upgrade" in headers and ("content-length" in headers or "transfer-encoding" in headers):
+            raise NotSupported(  # the parser takes the body for the other protocol's first bytes
+                "a request with a body cannot ask to upgrade the connection", param="Upgrade"
+            )
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
@@ -145,6 +161,12 @@ class _Replay:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _heard_of_the_end(receive: Receive) -> None:
+    """Wait until the server knows that the connection is aborted: it would still answer for us."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def send_problem(

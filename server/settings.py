@@ -31,6 +31,11 @@ Bytes = Annotated[int, BeforeValidator(_to_bytes), Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def kv_share() -> int:
+    """The default of `kv_budget`, in bytes."""
+    return int(memory_bytes() * KV_SHARE)
+
+
 class Settings(BaseSettings):
     """Serve a model over HTTP. Every flag has a twin in the environment, STEPSCOPE_..."""
 
@@ -59,7 +64,7 @@ class Settings(BaseSettings):
         default_factory=cpu_count, ge=1, description="threads of the model; default: cores allowed"
     )
     kv_budget: Bytes = Field(
-        default_factory=lambda: int(memory_bytes() * KV_SHARE),
+        default_factory=kv_share,
         description=f"bytes of K/V, such as 4GiB; default: {KV_SHARE:.0%} of the memory limit",
     )
     max_sessions: int = Field(default=_LIMITS.max_sessions, ge=1, description="open sessions")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,13 @@ async def embed(service: TheService, request: Request, body: EmbedBody) -> Respo
     with blaming(body.given or "prompt"):
         positions_for(body.past_length, len(token_ids), service.facts.config.n_ctx)
     lookup = Lookup(engine.model.tables, engine.tokenizer, token_ids, body.past_length, report)
-    limit = report.limit(service.settings.max_response_bytes)
-    if limit is None:
-        return _stream(service, lookup)
-    n_bytes = limit.check(n_records=len(token_ids), n_full=len(token_ids))
-    return _answer(service, lookup, held_bytes=n_bytes)
+    with ExitStack() as life:
+        room = life.enter_context(service.answers.lease())
+        limit = report.limit(service.settings.max_response_bytes, room.grow)
+        if limit is None:
+            return _stream(service, lookup)
+        limit.take(n_records=len(token_ids), n_full=len(token_ids))
+        return _answer(service, lookup, life.pop_all())
 
 
 class Lookup:
@@ -118,7 +121,7 @@ def _stream(service: Service, lookup: Lookup) -> Response:
     return record_stream(service, source, lookup.report, life)
 
 
-def _answer(service: Service, lookup: Lookup, *, held_bytes: int) -> Response:
+def _answer(service: Service, lookup: Lookup, life: ExitStack) -> Response:
     async def work() -> bytes:
         return await steps_json(
             {"object": "steps"},
@@ -129,7 +132,6 @@ def _answer(service: Service, lookup: Lookup, *, held_bytes: int) -> Response:
             bytes_per_record=lookup.report.bytes_per_record,
         )
 
-    life = service.holding(held_bytes)
     return JsonAnswer(work, life=life, write_timeout=service.settings.write_timeout)
 
 

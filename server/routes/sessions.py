@@ -4,12 +4,13 @@ from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from pydantic import BeforeValidator
 
 from engine.commands import Open, Truncate
 from server.answers import SessionDeleted, SessionList, SessionState, TokenList, documented
 from server.desk import Route, SessionId, TheService, json_response, json_when_done
 from server.errors import blaming
-from server.inputs import check_token_ids, token_ids_of
+from server.inputs import check_token_ids, plain_int, token_ids_of
 from server.schemas import OpenBody, TruncateBody
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=Route)
@@ -41,7 +42,7 @@ async def open_session(service: TheService, body: OpenBody = _NO_TOKENS) -> Resp
 @router.get("", **documented(SessionList))
 async def list_sessions(
     service: TheService,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Annotated[int, BeforeValidator(plain_int), Query(ge=1, le=100)] = 20,
     after: Annotated[str | None, Query(max_length=128)] = None,
 ) -> Response:
     """Sessions, newest first; `after` is the last id of the page before."""

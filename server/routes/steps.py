@@ -4,7 +4,8 @@ import secrets
 
 from fastapi import APIRouter, Request, Response
 
-from engine.commands import Append, Generate
+from engine.commands import Append, Generate, ReplyLimit
+from engine.reply import Reply
 from model.sampling import Sampling
 from server.answers import Steps, documented
 from server.desk import Route, SessionId, TheService, answer_steps, form_of
@@ -28,18 +29,22 @@ async def append(
     check_token_ids(body, engine.tokenizer)
     engine.check_free(session_id, past_length=body.past_length)  # before a text costs anything
     with engine.using(session_id):
+        token_ids = await token_ids_of(body, engine.tokenizer)
+
+    def begin(limit: ReplyLimit | None) -> Reply:
         command = Append(
             session_id=session_id,
-            token_ids=await token_ids_of(body, engine.tokenizer),
+            token_ids=token_ids,
             past_length=body.past_length,
             prepend_bos=body.prepend_bos,
             capture=report.capture,
-            reply_limit=report.limit(service.settings.max_response_bytes),
+            reply_limit=limit,
             atomic=not report.form.streams,
         )
         with blaming(body.given or "prompt"):
-            reply = engine.append(command)
-        return answer_steps(service, session_id, reply, report)
+            return engine.append(command)
+
+    return answer_steps(service, session_id, report, begin)
 
 
 @router.post("/{session_id}/generate", **documented(Steps, streams=True))
@@ -53,21 +58,24 @@ async def generate(
     report = _report(service, request, body)
     with blaming("stop_token_ids"):
         service.engine.tokenizer.check_ids(body.stop_token_ids)
-    command = Generate(
-        session_id=session_id,
-        past_length=body.past_length,
-        max_tokens=body.max_tokens,
-        sampling=_sampling(body),
-        stop=tuple(body.stop),
-        stop_token_ids=frozenset(body.stop_token_ids),
-        ignore_eos=body.ignore_eos,
-        capture=report.capture,
-        reply_limit=report.limit(service.settings.max_response_bytes),
-        atomic=not report.form.streams,
-    )
-    with blaming("max_tokens"):
-        reply = service.engine.generate(command)
-    return answer_steps(service, session_id, reply, report)
+
+    def begin(limit: ReplyLimit | None) -> Reply:
+        command = Generate(
+            session_id=session_id,
+            past_length=body.past_length,
+            max_tokens=body.max_tokens,
+            sampling=_sampling(body),
+            stop=tuple(body.stop),
+            stop_token_ids=frozenset(body.stop_token_ids),
+            ignore_eos=body.ignore_eos,
+            capture=report.capture,
+            reply_limit=limit,
+            atomic=not report.form.streams,
+        )
+        with blaming("max_tokens"):
+            return service.engine.generate(command)
+
+    return answer_steps(service, session_id, report, begin)
 
 
 def _report(service: Service, request: Request, body: Reporting) -> Report:

@@ -266,7 +266,10 @@ async def test_an_answer_that_would_be_too_large_is_refused_before_any_compute()
     async with running() as rig:
         session_id = await rig.open(some_ids(4))
         before = state(rig, session_id)
-        limit = ReplyLimit(bytes_per_record=100, bare_bytes_per_record=10, max_bytes=999)
+        held: list[int] = []
+        limit = ReplyLimit(
+            bytes_per_record=100, bare_bytes_per_record=10, max_bytes=999, hold=held.append
+        )
         asked: dict[str, Any] = {"capture": capture(Point("wte")), "reply_limit": limit}
         with pytest.raises(ReplyTooLarge) as refused:
             rig.append(session_id, some_ids(10), **asked)
@@ -275,20 +278,22 @@ async def test_an_answer_that_would_be_too_large_is_refused_before_any_compute()
         assert len((await rig.appended(session_id, some_ids(9), **asked)).records) == 9
         asked["capture"] = capture(Point("wte"), positions=frozenset([13]))
         assert len((await rig.appended(session_id, some_ids(10), **asked)).records) == 10
+        assert held == [900, 190]
 
 
 @in_loop
-async def test_answers_that_are_collected_together_are_bounded() -> None:
-    async with running(Gated) as rig:
-        ids = [await rig.open() for _ in range(5)]
-        limit = ReplyLimit(bytes_per_record=100, bare_bytes_per_record=100, max_bytes=1000)
-        replies = [rig.append(i, some_ids(10), reply_limit=limit) for i in ids[:4]]
-        with pytest.raises(QueueFull):
-            rig.append(ids[4], some_ids(10), reply_limit=limit)
-        rig.model.release()
-        for reply in replies:
-            await reply.result()
-        await rig.appended(ids[4], some_ids(10), reply_limit=limit)
+async def test_an_answer_that_finds_no_room_is_refused_without_effect() -> None:
+    def full(n_bytes: int) -> None:
+        raise MemoryError(n_bytes)
+
+    async with running() as rig:
+        session_id = await rig.open(some_ids(4))
+        before = state(rig, session_id)
+        limit = ReplyLimit(bytes_per_record=1, bare_bytes_per_record=1, max_bytes=1000, hold=full)
+        with pytest.raises(MemoryError):
+            rig.append(session_id, some_ids(10), reply_limit=limit)
+        assert state(rig, session_id) == before
+        await rig.appended(session_id, [1])
 
 
 @pytest.mark.parametrize("to", [-2, 4, 1000])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from embedding.errors import TextTooLong, TokenIdOutOfRange
 from embedding.tokenizer import Tokenizer
+from engine.errors import ReplyTooLarge
 from model.config import SIZES
 from model.errors import UnknownPoint
 from model.points import Point
@@ -95,8 +96,12 @@ def test_report_by_default() -> None:
     assert report.capture.points == (Point("embedding"),)
     assert report.capture.positions is None
     assert report.capture.top_logprobs is None
-    limit = report.limit(9)
+    held: list[int] = []
+    limit = report.limit(9, held.append)
     assert limit is not None
+    with pytest.raises(ReplyTooLarge):
+        limit.take(n_records=1, n_full=0)
+    assert held == []
     assert limit.max_bytes == 9
     assert limit.bytes_per_record == report.bytes_per_record > limit.bare_bytes_per_record
     assert report.encoding == "base64"
@@ -104,7 +109,7 @@ def test_report_by_default() -> None:
 
 
 def test_a_stream_has_no_limit_of_bytes() -> None:
-    assert report_of(_append(), Form.SSE, TINY).limit(9) is None
+    assert report_of(_append(), Form.SSE, TINY).limit(9, lambda _: None) is None
 
 
 def test_report_as_asked() -> None:

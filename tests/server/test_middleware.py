@@ -57,13 +57,13 @@ def ask(app: ASGIApp, *bodies: bytes, headers: dict[str, str] | None = None) -> 
 
 @pytest.mark.parametrize("given", ["abc-1", "a" * 128, "req:1.2_3"])
 def test_a_harmless_request_id_is_echoed(given: str) -> None:
-    app = RequestContext(echo, observer=Counted())
+    app = RequestContext(echo, observer=Counted(), write_timeout=20)
     assert ask(app, b"", headers={"X-Request-Id": given}).headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", ["", "a b", "a" * 129, "é", "<script>"])
 def test_any_other_request_id_is_replaced(given: str) -> None:
-    app = RequestContext(echo, observer=Counted())
+    app = RequestContext(echo, observer=Counted(), write_timeout=20)
     answered = ask(app, b"", headers={"X-Request-Id": given}).headers["x-request-id"]
     assert answered != given
     assert len(answered) == 32
@@ -71,7 +71,7 @@ def test_any_other_request_id_is_replaced(given: str) -> None:
 
 def test_x05_equal_request_ids_at_once_are_no_conflict() -> None:
     async def main() -> list[Hand]:
-        app = RequestContext(echo, observer=Counted())
+        app = RequestContext(echo, observer=Counted(), write_timeout=20)
         hands = [Hand(), Hand()]
         for hand in hands:
             hand.feed(b"x")
@@ -84,7 +84,7 @@ def test_x05_equal_request_ids_at_once_are_no_conflict() -> None:
 
 def test_a_fault_is_a_500_in_the_envelope() -> None:
     counted = Counted()
-    hand = ask(RequestContext(fail, observer=counted), b"")
+    hand = ask(RequestContext(fail, observer=counted, write_timeout=20), b"")
     assert hand.status == 500
     assert hand.json["error"]["code"] == "internal_error"
     assert b"secret" not in hand.body
@@ -94,12 +94,12 @@ def test_a_fault_is_a_500_in_the_envelope() -> None:
 
 def test_a_fault_after_the_first_byte_is_left_to_the_server() -> None:
     with pytest.raises(RuntimeError, match="late"):
-        ask(RequestContext(fail_late, observer=Counted()), b"")
+        ask(RequestContext(fail_late, observer=Counted(), write_timeout=20), b"")
 
 
 def test_a_client_that_left_is_counted_as_such() -> None:
     counted = Counted()
-    ask(RequestContext(leave, observer=counted), b"")
+    ask(RequestContext(leave, observer=counted, write_timeout=20), b"")
     assert counted.requests == [("POST", "unmatched", CLIENT_LEFT)]
 
 
@@ -107,7 +107,7 @@ def test_q07_the_log_line_has_no_path_no_query_no_body() -> None:
     async def main() -> None:
         hand = Hand()
         hand.feed(b"secret-body")
-        app = RequestContext(echo, observer=Counted())
+        app = RequestContext(echo, observer=Counted(), write_timeout=20)
         await hand.run(app, http_scope(path="/secret-path?secret-query"))
 
     with structlog.testing.capture_logs() as lines:
@@ -211,7 +211,7 @@ def test_other_scopes_pass() -> None:
         seen.append(scope["type"])
 
     async def main() -> None:
-        wrapped = RequestContext(limited(app, 1), observer=Counted())
+        wrapped = RequestContext(limited(app, 1), observer=Counted(), write_timeout=20)
         hand = Hand()
         await wrapped({"type": "lifespan"}, hand.receive, hand.send)
 

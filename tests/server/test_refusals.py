@@ -152,3 +152,57 @@ async def test_q10_no_origin_is_let_in(server: Serving) -> None:
     for verb in ("OPTIONS", "POST", "GET"):
         answer = await server.client.request(verb, "/v1/sessions", headers=headers)
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@served
+async def test_a_body_where_none_is_taken_is_refused(server: Serving) -> None:
+    session_id = await server.open(token_ids=[1])
+    for method, path in (
+        ("DELETE", f"/v1/sessions/{session_id}"),
+        ("GET", f"/v1/sessions/{session_id}"),
+        ("GET", "/health"),
+    ):
+        answer = await server.client.request(method, path, json={"past_length": 99})
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_request")
+    assert await server.length(session_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "Application/JSON; charset=UTF-8; foo=bar"}, 200),
+        ({"content-type": "application/json; charset=latin-1"}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({}, 415),
+        ({"content-type": "application/json", "content-encoding": "identity"}, 200),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, 415),
+    ],
+)
+def test_only_plain_json_is_read(headers: dict[str, str], status: int) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            answer = await server.client.post(
+                "/tokenize", content=b'{"prompt": "a"}', headers=headers
+            )
+            assert answer.status_code == status
+            if status != 200:
+                assert error_of(answer)["code"] == "unsupported_media_type"
+
+    asyncio.run(main())
+
+
+@served
+async def test_a_query_is_as_strict_as_a_body(server: Serving) -> None:
+    assert (await server.client.get("/v1/sessions?limit=5")).status_code == 200
+    for query in ("limit=1.0", "limit=5_0", "limit=%205", "limit=1&limit=2", "limit=0", "limit="):
+        answer = await server.client.get(f"/v1/sessions?{query}")
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "limit"), query
+
+
+@served
+async def test_a_wrong_method_is_told_all_the_right_ones(server: Serving) -> None:
+    for path, allowed in (("/v1/sessions", "GET, POST"), ("/v1/sessions/x", "DELETE, GET")):
+        answer = await server.client.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert error_of(answer)["code"] == "method_not_allowed"

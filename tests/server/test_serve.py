@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from server.cli import run
@@ -166,3 +167,74 @@ def test_demo_shows_positions_and_tokens() -> None:
     assert shown[:3] == [(0, 15496), (1, 995), (2, 11)]
     assert [position for position, _ in shown] == list(range(8))
     assert re.search(r"embedding \[[+-]0\.\d{4}, ", text)
+
+
+def test_an_address_that_is_taken_ends_the_program_with_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [*SERVE, *TINY, "--port", str(port)], capture_output=True, timeout=PATIENCE, check=False
+        )
+    assert ended.returncode == 1
+    assert b"address already in use" in ended.stderr
+
+
+def test_an_upgrade_with_a_body_is_refused_and_never_stepped_with_defaults() -> None:
+    """The parser would take the body for the other protocol, as with `curl --http2`."""
+    with program() as server:
+        session_id = server.open(token_ids=[1, 2])
+        head = (
+            f"POST /v1/sessions/{session_id}/generate HTTP/1.1\r\nHost: x\r\n"
+            "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+            "Content-Type: application/json\r\nContent-Length: 18\r\n\r\n"
+        )
+        told = exchanged(server.port, head.encode() + b'{"past_length":99}')
+        assert told.startswith(b"HTTP/1.1 400")
+        assert b'"param":"Upgrade"' in told
+        assert server.length(session_id) == 2
+        get = f"GET /v1/sessions/{session_id} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\n"
+        told = exchanged(server.port, get.encode() + b"Upgrade: h2c\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_without_end_is_cut_off() -> None:
+    with program() as server:
+        told = exchanged(server.port, b"GET /health HTTP/1.1\r\nx: " + b"a" * 2**20)
+        assert told.startswith(b"HTTP/1.1 431")
+        before = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nx: "
+        assert exchanged(server.port, before + b"a" * 30_000 + b"\r\n\r\n").startswith(
+            b"HTTP/1.1 200"
+        )
+
+
+def test_s06_a_plain_answer_that_nobody_reads_is_given_up() -> None:
+    with program("--write-timeout", "0.2") as server, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", server.port))
+        reader.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+        until(lambda: not _is_held(server.process.pid, reader.getsockname()[1]))
+        assert server.client.get("/health").is_success
+
+
+def _is_held(pid: int, client_port: int) -> bool:
+    """Whether the process still has its end of the connection."""
+    held = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(
+        int(row[2].split(":")[1], 16) == client_port and f"socket:[{row[9]}]" in held
+        for row in rows
+    )
+
+
+def exchanged(port: int, sent: bytes) -> bytes:
+    """All that a server says to these bytes until it closes."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
+        with suppress(OSError):
+            connection.sendall(sent)
+        told = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                told += part
+        return told

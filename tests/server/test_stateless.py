@@ -19,7 +19,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @served
 async def test_answers_in_flight_share_a_budget(server: Serving) -> None:
-    budget = server.service.stateless
+    budget = server.service.answers
     assert budget.max_bytes == ANSWERS_AT_ONCE * server.service.settings.max_response_bytes
     with budget.lease(budget.max_bytes):
         for path, body in ASKED.items():
@@ -35,7 +35,7 @@ async def test_answers_in_flight_share_a_budget(server: Serving) -> None:
 
 @served
 async def test_an_answer_is_held_until_it_is_sent(server: Serving) -> None:
-    budget, hand = server.service.stateless, Hand(write_blocks=True)
+    budget, hand = server.service.answers, Hand(write_blocks=True)
     hand.feed(b'{"token_ids": [1, 2]}')
     scope = http_scope("POST", "/v1/embed", headers={"content-type": "application/json"})
     request = asyncio.create_task(hand.run(server.app, scope))
@@ -125,3 +125,24 @@ async def test_b09_records_are_in_order_whatever_the_form_of_input(server: Servi
     for nested in ([[15496]], [[15496], [995]], ["Hello"]):
         refused = await server.post("/v1/embed", token_ids=nested)
         assert (refused.status_code, error_of(refused)["param"]) == (400, "token_ids")
+
+
+@served
+async def test_an_answer_of_steps_is_held_until_it_is_sent(server: Serving) -> None:
+    """Finished work leaves the queue; what its reader has not taken still counts."""
+    budget, hand = server.service.answers, Hand(write_blocks=True)
+    session_id = await server.open()
+    hand.feed(b'{"token_ids": [1, 2], "points": ["logits"]}')
+    path = f"/v1/sessions/{session_id}/append"
+    scope = http_scope("POST", path, headers={"content-type": "application/json"})
+    request = asyncio.create_task(hand.run(server.app, scope))
+    await until(lambda: server.service.engine.view(session_id).session.past_length == 2)
+    held = budget.held_bytes
+    assert held > 2 * 50257 * 4
+    with budget.lease(budget.max_bytes - held):
+        answer = await server.post(path, token_ids=[3])
+        assert (answer.status_code, error_of(answer)["code"]) == (429, "queue_full")
+    assert await server.length(session_id) == 2
+    hand.may_write.set()
+    await request
+    assert budget.held_bytes == 0
