@@ -85,7 +85,7 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if error.status_code == METHOD_NOT_ALLOWED:
         headers["allow"] = ", ".join(_allowed(request))
     return _response(http_problem(error.status_code, str(error.detail)), headers)
