@@ -5,6 +5,7 @@ The event loop, except for the two `_from_thread` functions, which other threads
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,16 +69,20 @@ class Requests:
 
     def deliver_from_thread(self, deliveries: Sequence[Delivery]) -> None:
         """Have one iteration's events handed out. Any thread."""
-        self._loop.call_soon_threadsafe(self._deliver, deliveries)
+        self._from_thread(partial(self._deliver, deliveries))
 
     def end_all_from_thread(self, error: EngineError) -> None:
         """Have every request that is left end with `error`: the model thread is gone."""
-        self._loop.call_soon_threadsafe(self._thread_ended, error)
+        self._from_thread(partial(self._thread_ended, error))
 
     def end_all(self, error: EngineError) -> None:
         """End every request that is left: the model thread is gone, or does not answer."""
         for reply in list(self._requests):
             reply.put(Failed(error, self._end(reply).session), 0)
+
+    def _from_thread(self, act: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(act)
 
     def _thread_ended(self, error: EngineError) -> None:
         self.over = True
