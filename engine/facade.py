@@ -172,7 +172,7 @@ class Engine:
             EngineError, SessionError, EmbeddingError: refused or failed.
         """
         self._check_open()
-        token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
+        token_ids = _with_bos(command)
         positions_for(0, len(token_ids), self.model.config.n_ctx)
         self._check_queue()
         reply = self._requests.opening()
@@ -201,7 +201,7 @@ class Engine:
         session = self._admit(command)
         if command.prepend_bos and session.past_length:
             raise BosNotAtStart(session.past_length)
-        token_ids = ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids
+        token_ids = _with_bos(command)
         assert token_ids, "nothing to step"
         self._check_room(session, len(token_ids), command)
         reply = self._requests.changing(session)
@@ -353,3 +353,7 @@ class Engine:
             except Exception:
                 logger.exception("sweep failed")
             await asyncio.sleep(_SWEEP_SECONDS)
+
+
+def _with_bos(command: Open | Append) -> tuple[int, ...]:
+    return ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 ABORT = "stepscope.abort"
 """Scope extension: the transport's abort, where the server offers it (`server.protocol`)."""
@@ -68,10 +68,11 @@ class Connection:
         """
         await self._send_bounded({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def write_all(self, body: bytes) -> None:
+    async def write_all(self, parts: Iterable[bytes]) -> None:
         """Send a whole body in slices, so that a client that stops reading is noticed."""
-        for at in range(0, len(body), _SLICE):
-            await self.write(body[at : at + _SLICE])
+        for part in parts:
+            for at in range(0, len(part), _SLICE):
+                await self.write(part[at : at + _SLICE])
         await self.end()
 
     async def end(self) -> None:
@@ -87,17 +88,15 @@ class Connection:
             if not self._writing and loop.time() - self._last_write >= seconds:
                 await self.write(ping)
 
-    async def _send_bounded(self, message: dict[str, object]) -> None:
+    async def _send_bounded(self, message: Message) -> None:
         if self.gone:
             raise ClientGone
         self._writing = True
         try:
-            async with asyncio.timeout(self._write_timeout):
-                await self._send(message)
-        except (TimeoutError, OSError):
-            abort(self._scope)
+            await send_bounded(self._scope, self._send, message, seconds=self._write_timeout)
+        except ClientGone:
             self._leave()
-            raise ClientGone from None
+            raise
         finally:
             self._writing = False
             self._last_write = asyncio.get_running_loop().time()
@@ -115,8 +114,18 @@ class Connection:
             self._work.cancel()
 
 
-def abort(scope: Scope) -> None:
-    """Drop what the client does not read: closing would wait until it does."""
-    transport_abort = scope.get("extensions", {}).get(ABORT, {}).get("abort")
-    if transport_abort is not None:
-        transport_abort()
+async def send_bounded(scope: Scope, send: Send, message: Message, *, seconds: float) -> None:
+    """Send one message.
+
+    Raises:
+        ClientGone: it left, or did not read for `seconds`; what it has not read is dropped, since
+            closing would wait until it does.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await send(message)
+    except (TimeoutError, OSError):
+        abort = scope.get("extensions", {}).get(ABORT, {}).get("abort")
+        if abort is not None:
+            abort()
+        raise ClientGone from None

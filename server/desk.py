@@ -170,8 +170,8 @@ def json_when_done(
 ) -> Response:
     """An answer that takes a while; the work is cancelled if the client leaves."""
 
-    async def encoded() -> bytes:
-        return dumps(await work())
+    async def encoded() -> list[bytes]:
+        return [dumps(await work())]
 
     return JsonAnswer(
         encoded, life=life, write_timeout=service.settings.write_timeout, status=status
@@ -193,8 +193,8 @@ def stateless_json(
             raise AnswerTooLarge(n_bytes=len(body), max_bytes=max_bytes, param=param)
         return body
 
-    async def encoded() -> bytes:
-        return await asyncio.to_thread(encode) if held_bytes > WRITE_BYTES else encode()
+    async def encoded() -> list[bytes]:
+        return [await asyncio.to_thread(encode) if held_bytes > WRITE_BYTES else encode()]
 
     life = service.holding(held_bytes)
     return JsonAnswer(encoded, life=life, write_timeout=service.settings.write_timeout)
@@ -234,7 +234,7 @@ def _steps_response(
     if report.form.streams:
         return record_stream(service, _source(service, session_id, reply, report), report, life)
 
-    async def work() -> bytes:
+    async def work() -> list[bytes]:
         done = await reply.result()
         session = service.wire.session(service.engine.view_of(done.session))
         return await steps_json(

@@ -4,7 +4,6 @@ Framework middleware that wraps responses would hold streams back and hide disco
 loop. Nothing here logs a prompt, an id list, a query or a session's path.
 """
 
-import asyncio
 import re
 import time
 import uuid
@@ -17,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.budget import Budget, Lease
-from server.connection import ClientGone, abort
+from server.connection import ClientGone, send_bounded
 from server.errors import BodyTooLarge, NotSupported, Overloaded, Problem, problem
 
 _log = structlog.get_logger("stepscope.access")
@@ -91,12 +90,7 @@ class _Answer:
             self.started = True
             self.status = message["status"]
             MutableHeaders(raw=message["headers"])["x-request-id"] = self._request_id
-        try:
-            async with asyncio.timeout(self._write_timeout):
-                await self._send(message)
-        except TimeoutError:
-            abort(self._scope)
-            raise ClientGone from None
+        await send_bounded(self._scope, self._send, message, seconds=self._write_timeout)
 
 
 class BodyLimit:

@@ -205,11 +205,11 @@ class RecordStream(_Owned):
 
 
 class JsonAnswer(_Owned):
-    """The JSON that a coroutine makes; it is cancelled if the client leaves first."""
+    """The JSON that a coroutine makes, in parts; it is cancelled if the client leaves first."""
 
     def __init__(
         self,
-        work: Callable[[], Coroutine[Any, Any, bytes]],
+        work: Callable[[], Coroutine[Any, Any, Sequence[bytes]]],
         *,
         write_timeout: float,
         life: AbstractContextManager[object],
@@ -225,10 +225,10 @@ class JsonAnswer(_Owned):
         self._work = work
 
     async def _run(self, connection: Connection) -> None:
-        body = await self._work()
-        self.headers["content-length"] = str(len(body))
+        parts = await self._work()
+        self.headers["content-length"] = str(sum(map(len, parts)))
         await connection.start(self.status_code, self.raw_headers)
-        await connection.write_all(body)
+        await connection.write_all(parts)
 
 
 async def steps_json(
@@ -239,16 +239,22 @@ async def steps_json(
     wire: Wire,
     encoding: EncodingFormat,
     bytes_per_record: int,
-) -> bytes:
-    """`{...head, "records": [...], ...tail}`; a large one is made on a worker thread.
+) -> list[bytes]:
+    """The parts of `{...head, "records": [...], ...tail}`; many are made on a worker thread.
 
-    Record by record, because one call of orjson keeps every other thread from the interpreter.
+    Record by record, because one call of orjson keeps every other thread from the interpreter. In
+    parts, because joining them would hold the whole answer twice.
     """
 
-    def work() -> bytes:
-        encoded = (dumps(wire.record(record, encoding)) for record in records)
+    def work() -> list[bytes]:
+        parts = []
+        before = dumps(head)[:-1] + b',"records":['
+        for group in _groups(records, WRITE_BYTES // bytes_per_record):
+            encoded = (dumps(wire.record(record, encoding)) for record in group)
+            parts.append(before + b",".join(encoded))
+            before = b","
         after = b"]," + dumps(tail)[1:] if tail else b"]}"
-        return dumps(head)[:-1] + b',"records":[' + b",".join(encoded) + after
+        return [*parts, after] if parts else [before + after]
 
     heavy = len(records) * bytes_per_record > WRITE_BYTES
     return await asyncio.to_thread(work) if heavy else work()

@@ -122,7 +122,7 @@ def _stream(service: Service, lookup: Lookup) -> Response:
 
 
 def _answer(service: Service, lookup: Lookup, life: ExitStack) -> Response:
-    async def work() -> bytes:
+    async def work() -> list[bytes]:
         return await steps_json(
             {"object": "steps"},
             await asyncio.to_thread(lookup.all),

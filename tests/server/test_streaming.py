@@ -90,7 +90,10 @@ def stream(tokenizer: Tokenizer) -> Callable[..., RecordStream]:
 
 
 def answer(work: Callable[[], Coroutine[Any, Any, bytes]], status: int = 200) -> JsonAnswer:
-    return JsonAnswer(work, life=nullcontext(), write_timeout=20, status=status)
+    async def parts() -> list[bytes]:
+        return [await work()]
+
+    return JsonAnswer(parts, life=nullcontext(), write_timeout=20, status=status)
 
 
 def test_sse_has_data_lines_then_done_then_done_marker(
@@ -224,8 +227,8 @@ def test_s06_a_client_that_does_not_read_is_given_up(
 def test_an_answer_holds_its_life_until_its_last_byte_is_sent(
     stream: Callable[..., RecordStream], streams: bool
 ) -> None:
-    async def body() -> bytes:
-        return b"x"
+    async def body() -> list[bytes]:
+        return [b"x"]
 
     async def main() -> None:
         hand, work = Hand(write_blocks=True), Work(Batch([record(0)]), DONE)
@@ -363,7 +366,7 @@ def test_steps_json_is_json(
     facts = ModelFacts(
         name="m", source="random", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
     )
-    body = asyncio.run(
+    parts = asyncio.run(
         steps_json(
             {"object": "steps"},
             [record(i) for i in range(n_records)],
@@ -373,7 +376,7 @@ def test_steps_json_is_json(
             bytes_per_record=bytes_per_record,
         )
     )
-    told = json.loads(body)
+    told = json.loads(b"".join(parts))
     assert told["object"] == "steps"
     assert [r["index"] for r in told["records"]] == list(range(n_records))
     assert set(told) == {"object", "records", *tail}
