@@ -22,12 +22,13 @@ from cache.accounting import KV
 from cache.buffers import KVBuffers, Shape
 from embedding.lookup import Embedder
 from embedding.tables import EmbeddingTables
-from model.attention import Attention, Plan, in_order
+from model.attention.plan import Attention, Plan, in_order
 from model.batch import Captured, Row
 from model.capture import Taps
 from model.config import GPT2Config
 from model.errors import NonFiniteHidden
-from model.precision import PRECISIONS, Precision, Product
+from model.precision.base import Precision, Product
+from model.precision.modes import PRECISIONS
 from model.weights.checkpoint import Checkpoint
 
 Norm = Callable[[Tensor], Tensor]
