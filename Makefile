@@ -18,15 +18,16 @@ SERVE_FLAGS  = $(if $(MODEL),--model '$(MODEL)') $(if $(PORT),--port '$(PORT)') 
                $(if $(DATA_DIR),--data-dir '$(DATA_DIR)')
 
 # What each stamp installs beside the product itself.
-EXTRAS_runtime :=
-EXTRAS_dev     := [dev]
-EXTRAS_bench   := [bench]
-EXTRAS_ops     := [ops]
+EXTRAS_runtime  :=
+EXTRAS_dev      := [dev]
+EXTRAS_bench    := [bench]
+EXTRAS_llamacpp := [bench,llamacpp]
+EXTRAS_ops      := [ops]
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve demo test check format bench soak docker-check docker-test clean
+.PHONY: help serve demo test check format bench llamacpp soak docker-check docker-test clean
 
 help: ## say what can be made (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,9 @@ format: $(VENV)/.dev ## let ruff put the style right
 
 bench: $(VENV)/.bench ## measure against the peers, write bench/RESULTS.md (half an hour)
 	$(PY) -m bench $(ARGS)
+
+llamacpp: export CMAKE_ARGS ?= -DGGML_NATIVE=ON
+llamacpp: $(VENV)/.llamacpp ## make llama.cpp one more peer of `make bench` (compiles ten minutes)
 
 soak: $(VENV)/.dev ## the slow tests
 	$(PY) -m pytest -m slow $(ARGS)

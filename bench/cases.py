@@ -13,6 +13,9 @@ class Named(Protocol):
 
 N = TypeVar("N", bound=Named)
 
+PEERS = ("transformers-*", "ctranslate2-*", "llamacpp-*")
+MODELS = ("stepscope-*", *PEERS)  # stepped directly: no scheduler, no HTTP
+
 
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -21,6 +24,7 @@ class Decode:
     batch: int
     context: int
     steps: int  # measured per call
+    engines: tuple[str, ...] = (*MODELS, "read-*")  # patterns of those that take part
 
     @property
     def name(self) -> str:
@@ -33,29 +37,71 @@ class Prefill:
 
     n_tokens: int
     steps: int
+    engines: tuple[str, ...] = MODELS
 
     @property
     def name(self) -> str:
         return f"prefill-{self.n_tokens}"
 
 
-Case = Decode | Prefill
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """A step of a session of `n_tokens` whose K/V was evicted. A sample is of one rebuilt row."""
+
+    n_tokens: int
+    steps: int
+    engines: tuple[str, ...] = ("alone-tight-*",)
+
+    @property
+    def name(self) -> str:
+        return f"rebuild-{self.n_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Streams of `n_tokens` each, see `bench.load`. The one sample is of one generated token."""
+
+    n_streams: int
+    n_tokens: int
+    engines: tuple[str, ...] = ("alone-float32", "alone-bfloat16", "http-*")
+
+    @property
+    def name(self) -> str:
+        return f"serve-{self.n_streams}"
+
+
+Case = Decode | Prefill | Rebuild | Serve
+
+# With everybody, batch 64 at context 900 would take most of 24 GiB; those that are left out copy
+# their cache at every step or read it slowly, and are 2 to 8 times behind at 16x900 already.
+_AT_64X900 = ("stepscope-*", "transformers-static-*", "read-*")
+_AT_1023 = ("stepscope-*", "transformers-*", "ctranslate2-*", "llamacpp-float32")  # q8_0: 4 s
 
 CASES: tuple[Case, ...] = (
-    Decode(1, 128, 24),
-    Decode(1, 900, 24),
-    Decode(16, 128, 12),
-    Decode(16, 900, 10),
+    Decode(1, 128, 20),
+    Decode(1, 900, 16),
+    Decode(4, 128, 12),
+    Decode(4, 900, 10),
+    Decode(16, 128, 10),
+    Decode(16, 900, 8),
     Decode(64, 128, 8),
     Prefill(128, 10),
-    Prefill(1023, 7),
-    Decode(64, 900, 7),  # last: the longest by far
+    Prefill(1023, 5, _AT_1023),
+    Decode(64, 900, 7, _AT_64X900),
+    Rebuild(900, 6),
+    Serve(1, 64),
+    Serve(16, 64),
+    Serve(64, 32),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One way to run GPT-2, in a process of its own."""
+    """One way to run GPT-2, in a process of its own.
+
+    `dtype` is the precision of the weights. Variants of ours: `exact` (bits that depend on nothing
+    else in the batch), `kv16` (K/V in bfloat16), `tight` (room for little K/V).
+    """
 
     library: str
     dtype: str
@@ -66,24 +112,40 @@ class EngineSpec:
         return "-".join(filter(None, (self.library, self.variant, self.dtype)))
 
     @property
-    def is_peer(self) -> bool:
-        return self.library in {"transformers", "ctranslate2"}
+    def kv_dtype(self) -> str:
+        """The precision of our keys and values, and of what a probe reads in their place."""
+        return "bfloat16" if self.dtype == "bfloat16" or self.variant == "kv16" else "float32"
 
 
 ENGINES: tuple[EngineSpec, ...] = (
     EngineSpec("stepscope", "float32"),
+    EngineSpec("stepscope", "float32", "exact"),
     EngineSpec("stepscope", "bfloat16"),
+    EngineSpec("stepscope", "int8"),
+    EngineSpec("stepscope", "int8", "kv16"),
     EngineSpec("transformers", "float32", "dynamic"),
     EngineSpec("transformers", "float32", "static"),
     EngineSpec("transformers", "bfloat16", "dynamic"),
     EngineSpec("transformers", "bfloat16", "static"),
     EngineSpec("ctranslate2", "float32"),
     EngineSpec("ctranslate2", "int8"),
+    EngineSpec("llamacpp", "float32"),
+    EngineSpec("llamacpp", "q8_0"),
     EngineSpec("read", "float32"),
     EngineSpec("read", "bfloat16"),
+    EngineSpec("read", "int8", "kv16"),
+    EngineSpec("alone", "float32", "tight"),
+    EngineSpec("alone", "float32"),
+    EngineSpec("http", "float32"),
+    EngineSpec("alone", "bfloat16"),
+    EngineSpec("http", "bfloat16"),
 )
 
 
 def matching(named: Iterable[N], patterns: Sequence[str]) -> list[N]:
     """Those of `named` that a shell pattern names, in their own order."""
-    return [one for one in named if any(fnmatchcase(one.name, p) for p in patterns)]
+    return [one for one in named if is_named(one.name, patterns)]
+
+
+def is_named(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

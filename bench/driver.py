@@ -1,10 +1,11 @@
 """The method: engines take turns, and only what one round says about two of them is compared.
 
-1. One process per engine (`bench.worker`), all loaded before the first measurement.
+1. One process per engine (`bench.worker`), all of a case's loaded before its first measurement.
 2. A round calls every engine once on one case; the next round goes in reversed order. A pause
    before each call lets the last engine's threads go to sleep.
-3. Steps during which the machine ran something else are dropped (`bench.samples`). A round in
-   which an engine keeps too few is repeated; what is still too few is left out, never used raw.
+3. Steps during which the machine ran something else are dropped (`bench.samples`). An engine that
+   keeps too few has more turns at the end of its round; what is still too few is left out, never
+   used raw.
 4. A ratio is made of two medians of one round; what is reported is the median ratio over rounds,
    with the smallest and the largest (`bench.report`).
 
@@ -13,7 +14,7 @@ caches are never in memory at the same time.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.cases import Case
@@ -21,7 +22,7 @@ from bench.samples import Sample, clean_median
 from bench.worker import Worker
 
 PAUSE_SECONDS = 0.25
-ATTEMPTS = 3  # at one round
+ATTEMPTS = 3  # turns in one round, at most
 
 Round = Mapping[str, Sequence[Sample]]  # by engine
 
@@ -57,13 +58,17 @@ def measure(
     return result
 
 
-def _whole_round(case: Case, workers: Iterable[Worker], say: Callable[[str], None]) -> Round:
+def _whole_round(case: Case, workers: Sequence[Worker], say: Callable[[str], None]) -> Round:
+    one: dict[str, list[Sample]] = {worker.spec.name: [] for worker in workers}
+    lacking = list(workers)
     for _ in range(ATTEMPTS):
-        one = {worker.spec.name: _turn(worker, case) for worker in workers}
-        lacking = [name for name, samples in one.items() if samples and name not in _medians(one)]
+        for worker in lacking:
+            one[worker.spec.name] += _turn(worker, case)
+        medians = _medians(one)
+        lacking = [worker for worker in workers if worker.spec.name not in medians]
         if not lacking:
             break
-        say(f"{case.name}: too few clean steps of {', '.join(lacking)}")
+        say(f"{case.name}: too few clean steps of {', '.join(w.spec.name for w in lacking)}")
     return one
 
 
@@ -73,5 +78,5 @@ def _turn(worker: Worker, case: Case) -> list[Sample]:
 
 
 def _medians(one: Round) -> dict[str, float]:
-    medians = {name: clean_median(samples) for name, samples in one.items() if samples}
+    medians = {name: clean_median(samples) for name, samples in one.items()}
     return {name: seconds for name, seconds in medians.items() if seconds is not None}

@@ -3,10 +3,14 @@
 import os
 import platform
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("torch", "numpy", "transformers", "ctranslate2")
+from bench.cases import EngineSpec
+
+PACKAGES = ("torch", "numpy", "transformers", "ctranslate2", "llama-cpp-python")
+MODULES = {"ctranslate2": ("ctranslate2",), "llamacpp": ("llama_cpp", "gguf")}
 FLAGS = r"\b(avx2|avx512[a-z_0-9]*|avx_vnni|amx_[a-z0-9]+|asimd|sve|bf16|i8mm)\b"
 
 
@@ -15,6 +19,11 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def has_packages_of(spec: EngineSpec) -> bool:
+    """Whether what `spec` needs beside transformers is installed."""
+    return all(find_spec(name) for name in MODULES.get(spec.library, ()))
 
 
 def facts(n_threads: int, torch_config: str) -> dict[str, str]:
@@ -30,7 +39,7 @@ def facts(n_threads: int, torch_config: str) -> dict[str, str]:
         "memory": _first(r"MemTotal:\s*(.*)", _read("/proc/meminfo")),
         "system": platform.platform(),
         "Python": platform.python_version(),
-        "packages": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+        "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
         "torch": " ".join(torch_config.split()),
         "run_delay": "known"
         if Path("/proc/self/schedstat").exists()
@@ -43,6 +52,13 @@ def torch_config() -> str:
     import torch
 
     return torch.__config__.show().partition("Build settings")[0].strip(" -\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed: not measured"
 
 
 def _read(path: str) -> str:

@@ -5,16 +5,20 @@ idle on a pipe, because then its threads sleep while another engine is measured.
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from bench.cases import Case, EngineSpec
+from bench.cases import Case, EngineSpec, matching
 from bench.samples import Sample
+from server import logs
+
+LOG_LEVEL = "warning"  # ours loads without saying how far it is
 
 _SPAWN = get_context("spawn")
 
@@ -64,15 +68,42 @@ class Worker:
         return result
 
 
+class Crew:
+    """The workers of the case at hand: who does not take part gives the memory back."""
+
+    def __init__(self, specs: Sequence[EngineSpec], start: Callable[[EngineSpec], Worker]) -> None:
+        self._specs = specs
+        self._start = start
+        self._at_work: dict[str, Worker] = {}
+
+    def called_for(self, case: Case) -> list[Worker]:
+        """Those that `case` names, started where they are not."""
+        specs = matching(self._specs, case.engines)
+        self._dismiss(set(self._at_work) - {spec.name for spec in specs})
+        for spec in specs:
+            if spec.name not in self._at_work:
+                self._at_work[spec.name] = self._start(spec)
+        return [self._at_work[spec.name] for spec in specs]
+
+    def close(self) -> None:
+        """End them all."""
+        self._dismiss(list(self._at_work))
+
+    def _dismiss(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._at_work.pop(name).close()
+
+
 def _serve(pipe: Connection, spec: EngineSpec, directory: Path, n_threads: int) -> None:
     from bench.engines.base import build
 
+    logs.configure(LOG_LEVEL)
     try:
-        engine = build(spec, directory, n_threads)
-        pipe.send((None, None))
-        while True:
-            method, argument = pipe.recv()
-            pipe.send((None, getattr(engine, method)(argument)))
+        with closing(build(spec, directory, n_threads)) as engine:
+            pipe.send((None, None))
+            while True:
+                method, argument = pipe.recv()
+                pipe.send((None, getattr(engine, method)(argument)))
     except EOFError:  # the driver closed its end
         return
     except Exception:
@@ -84,7 +115,9 @@ def in_own_process(module: str, function: str, *arguments: object) -> Any:
 
     By name, so that what the module imports is never imported here.
     """
-    with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
+    with ProcessPoolExecutor(
+        1, mp_context=_SPAWN, initializer=logs.configure, initargs=(LOG_LEVEL,)
+    ) as pool:
         return pool.submit(_call, module, function, arguments).result()
 
 

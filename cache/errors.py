@@ -1,7 +1,7 @@
 """What the cache can refuse. Pure Python; no torch.
 
 CacheError
-├── CacheFull            no free slot or not enough free pieces; nothing was changed
+├── CacheFull            no free place or not enough free pieces; nothing was changed
 └── NoAddressSpace       the machine refuses the address range of even one slot
 """
 
@@ -13,12 +13,12 @@ class CacheError(Exception):
 class CacheFull(CacheError):
     """The budget cannot hold what was asked for now."""
 
-    def __init__(self, *, needed_pieces: int, free_pieces: int, free_slots: int) -> None:
+    def __init__(self, *, needed_pieces: int, free_pieces: int, free_places: int) -> None:
         self.needed_pieces = needed_pieces
         self.free_pieces = free_pieces
-        self.free_slots = free_slots
+        self.free_places = free_places
         super().__init__(
-            f"{needed_pieces} more pieces needed, {free_pieces} pieces and {free_slots} slots free"
+            f"{needed_pieces} more pieces needed, {free_pieces} and {free_places} places free"
         )
 
 

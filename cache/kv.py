@@ -3,65 +3,129 @@
 Owned by the model thread. `usage` may be read from any thread: it is a few integers.
 """
 
-from cache.accounting import KV, PIECE, KVUsage, Ledger
+from collections.abc import Hashable, Iterable, Sequence
+
+from cache.accounting import KV, PIECE, KVUsage, Ledger, Run
 from cache.buffers import KVBuffers, Shape
 
 
 class KVCache:
-    """Places for the K/V of sessions, within a budget of bytes."""
+    """Places for the K/V of sessions, within a budget of bytes, and what is kept for reuse."""
 
-    def __init__(self, shape: Shape, *, budget_bytes: int, max_slots: int) -> None:
-        """Map room for up to `max_slots` sessions; hold at most `budget_bytes` of pieces.
+    def __init__(
+        self, shape: Shape, *, budget_bytes: int, max_slots: int, piece: int = PIECE
+    ) -> None:
+        """Map room for up to `max_slots` sessions; fill at most `budget_bytes` of pieces.
 
-        A budget below one piece is raised to one piece.
+        `piece` is the number of positions that are shared, reserved and dropped as one. A budget
+        below one piece is raised to one piece.
         """
-        self._piece_bytes = PIECE * shape.row_bytes
+        self._piece_bytes = piece * shape.row_bytes
         total_pieces = max(1, budget_bytes // self._piece_bytes)
         self.buffers = KVBuffers(shape, min(max_slots, total_pieces))
-        self.ledger = Ledger(n_slots=self.buffers.n_slots, total_pieces=total_pieces)
+        self.ledger = Ledger(
+            n_slots=self.buffers.n_slots,
+            total_pieces=total_pieces,
+            slot_pieces=-(-shape.n_ctx // piece),
+            piece=piece,
+        )
 
     @property
     def shape(self) -> Shape:
         """The layout of the buffers."""
         return self.buffers.shape
 
+    @property
+    def free_pieces(self) -> int:
+        """Pieces that can be reserved, those included that are only kept for reuse."""
+        return self.ledger.free_pieces
+
+    @property
+    def free_places(self) -> int:
+        """Places that can be opened."""
+        return self.ledger.free_places
+
+    @property
+    def dropped_cached(self) -> int:
+        """Pieces that were kept for reuse and given up, ever."""
+        return self.ledger.pool.n_given_up
+
     def open(self) -> KV:
         """An empty place.
 
         Raises:
-            CacheFull: no slot is free.
+            CacheFull: no place is free.
         """
         return self.ledger.open()
 
     def reserve(self, kv: KV, length: int) -> None:
-        """Make sure that positions 0..length-1 may be written.
+        """Make the positions from the rows present up to `length` - 1 writable.
+
+        Copies the rows of the piece that the next one lies in, if others read it too.
 
         Raises:
-            CacheFull: the budget has no room; nothing was taken.
+            CacheFull: more than `free_pieces` are needed; nothing was changed.
         """
-        self.ledger.reserve(kv, length)
+        dropped, copied = self.ledger.reserve(kv, length)
+        self._drop(dropped)
+        if copied:
+            self.buffers.copy(copied.src, copied.dst, copied.positions)
 
     def truncate(self, kv: KV, length: int) -> None:
-        """Keep the first `length` rows; everything after them, reserved or written, goes."""
-        self.buffers.drop(kv.slot, self.ledger.shrink(kv, length))
+        """Keep the first `length` rows and no room beyond their last piece. Copies nothing."""
+        self._drop(self.ledger.truncate(kv, length))
 
     def close(self, kv: KV) -> None:
         """Give the place back. `kv` must not be used again."""
-        self.buffers.drop(kv.slot, self.ledger.close(kv))
+        self._drop(self.ledger.close(kv))
+
+    def fork(self, kv: KV, length: int) -> KV:
+        """A new place that shares the first `length` rows, or all if there are less.
+
+        Raises:
+            CacheFull: no place is free.
+        """
+        return self.ledger.fork(kv, length)
+
+    def adopt(self, kv: KV, owner: str, step_keys: Sequence[Hashable], *, limit: int) -> None:
+        """Make ready (`KV.ready`) what is known of the first `limit` of `step_keys`.
+
+        No change if that is not more than is ready. Else the pieces found replace those that `kv`
+        has from its last row on; `step_keys` begin with those that led to the rows it has.
+        """
+        self._drop(self.ledger.adopt(kv, owner, step_keys, limit=limit))
+
+    def index(self, kv: KV, owner: str, step_keys: Sequence[Hashable]) -> None:
+        """Offer the whole pieces of rows present to others of `owner` that begin the same."""
+        self.ledger.index(kv, owner, step_keys)
+
+    def pieces_needed(self, kv: KV | None, length: int) -> int:
+        """Pieces that `reserve` would take from the free ones, for a new place if it is None."""
+        return self.ledger.pieces_needed(kv, length)
+
+    def held_by(self, kvs: Iterable[KV]) -> int:
+        """Pieces that these places hold together, each counted once."""
+        return len({piece for kv in kvs for piece in kv.pieces})
 
     def bytes_for(self, length: int) -> int:
         """Bytes of the pieces that `length` positions need."""
         return self.ledger.pieces_for(length) * self._piece_bytes
 
     def usage(self) -> KVUsage:
-        """The books in bytes. Nothing is shared yet: each piece has one holder."""
+        """The books in bytes."""
+        pool = self.ledger.pool
         return KVUsage(
-            bytes_total=self.ledger.total_pieces * self._piece_bytes,
-            bytes_used=self.ledger.used_pieces * self._piece_bytes,
-            bytes_shared=0,
+            bytes_total=pool.total * self._piece_bytes,
+            bytes_used=pool.n_held * self._piece_bytes,
+            bytes_shared=pool.n_shared * self._piece_bytes,
+            bytes_cached=pool.n_cached * self._piece_bytes,
             bytes_per_token=self.shape.kv_bytes_per_token,
         )
 
     def check(self) -> None:
         """Prove the books."""
         self.ledger.check()
+
+    def _drop(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self.buffers.drop(run.slot, range(run.start, run.stop))

@@ -49,6 +49,16 @@ class Capture:
         """Whether the record at `position` carries points."""
         return bool(self.points) and (self.positions is None or position in self.positions)
 
+    def first_computed(self, start: int) -> int | None:
+        """The first position from `start` on that has to be computed, whatever is cached."""
+        if self.top_logprobs is not None:
+            return start
+        if all(point.is_looked_up for point in self.points):
+            return None
+        if self.positions is None:
+            return start
+        return min((p for p in self.positions if p >= start), default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
@@ -100,3 +110,16 @@ class Truncate:
     to: int
     owner: str = ""
     past_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A new session that begins with the first `at` tokens of another and steps its own."""
+
+    session_id: str
+    at: int | None = None  # None: all of them
+    owner: str = ""
+    past_length: int | None = None  # of the parent, expected by the client
+    token_ids: tuple[int, ...] = ()
+    ttl_seconds: int | None = None  # None: the parent's
+    metadata: Mapping[str, str] = field(default_factory=dict)

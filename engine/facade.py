@@ -20,7 +20,7 @@ import structlog
 from cache.kv import KVCache
 from embedding.positions import positions_for
 from embedding.tokenizer import END_OF_TEXT, Tokenizer
-from engine.commands import Append, Capture, Generate, Open, Truncate
+from engine.commands import Append, Capture, Fork, Generate, Open, Truncate
 from engine.errors import (
     BosNotAtStart,
     Drained,
@@ -33,7 +33,7 @@ from engine.errors import (
     ShuttingDown,
 )
 from engine.generation import Generation
-from engine.inbox import EndAll, ForgetSession, Inbox, OpenEmpty, RunJob, TruncateTo
+from engine.inbox import EndAll, ForgetSession, Inbox, OpenIdle, RunJob, TruncateTo
 from engine.job import Job
 from engine.limits import Limits
 from engine.model_thread import ModelThread
@@ -44,7 +44,7 @@ from engine.views import SessionView, Stats, ViewPage
 from engine.writer import LogWriter
 from sessions.log import SessionLog
 from sessions.registry import Registry
-from sessions.session import Session
+from sessions.session import Parent, Session
 
 logger = structlog.get_logger()
 
@@ -159,7 +159,7 @@ class Engine:
             running=running,
             waiting=max(0, len(self._requests) - running),
             sessions=len(self.registry),
-            evictions=self._thread.places.evictions,
+            evictions=self._thread.places.evicted,
             kv=self._cache.usage(),
         )
 
@@ -172,10 +172,6 @@ class Engine:
             EngineError, SessionError, EmbeddingError: refused or failed.
         """
         self._check_open()
-        token_ids = _with_bos(command)
-        positions_for(0, len(token_ids), self.model.config.n_ctx)
-        self._check_queue()
-        reply = self._requests.opening()
         session = Session(
             id=self.registry.new_id(),
             created=self._clock(),
@@ -183,11 +179,45 @@ class Engine:
             owner=command.owner,
             metadata=command.metadata,
         )
+        return await self._opened(session, _with_bos(command))
+
+    async def fork(self, command: Fork) -> SessionView:
+        """A new session that begins as another and goes its own way, sharing what is cached.
+
+        It sees the parent's last commit and waits for nothing that the parent is doing. If its own
+        tokens cannot be stepped there is no session.
+
+        Raises:
+            EngineError, SessionError, EmbeddingError: refused or failed.
+        """
+        self._check_open()
+        parent = self.registry.find(command.session_id, command.owner)
+        _check_length(parent, command.past_length)
+        at = parent.past_length if command.at is None else command.at
+        session = Session(
+            id=self.registry.new_id(),
+            created=self._clock(),
+            ttl_seconds=command.ttl_seconds or parent.ttl_seconds,
+            owner=parent.owner,
+            metadata=command.metadata,
+            parent=Parent(parent.id, past_length=at),
+            token_ids=parent.truncated(at).token_ids,
+        )
+        with self.using(parent.id):
+            return await self._opened(session, command.token_ids)
+
+    async def _opened(self, session: Session, token_ids: tuple[int, ...]) -> SessionView:
+        positions_for(session.past_length, len(token_ids), self.model.config.n_ctx)
+        self._check_queue()
+        reply = self._requests.opening()
+        fork_of = session.parent.id if session.parent else None
         if token_ids:
-            job = self._job(session, token_ids, len(token_ids), Capture(), reply, opening=True)
+            job = self._job(
+                session, token_ids, len(token_ids), Capture(), reply, opening=True, fork_of=fork_of
+            )
             self._inbox.put(RunJob(job))
         else:
-            self._inbox.put(OpenEmpty(session, reply))
+            self._inbox.put(OpenIdle(session, fork_of, reply))
         async with reply:
             done = await reply.result()
         return self.view_of(done.session)
@@ -300,8 +330,7 @@ class Engine:
         session = self.registry.find(session_id, owner)
         if self.registry.is_busy(session_id):
             raise SessionBusy(session_id)
-        if past_length is not None and past_length != session.past_length:
-            raise PastLengthMismatch(expected=past_length, past_length=session.past_length)
+        _check_length(session, past_length)
         return session
 
     def _admit(self, command: Append | Generate | Truncate) -> Session:
@@ -330,6 +359,7 @@ class Engine:
         *,
         atomic: bool = True,
         opening: bool = False,
+        fork_of: str | None = None,
         sampled: Generation | None = None,
     ) -> Job:
         return Job(
@@ -341,6 +371,7 @@ class Engine:
             point_bytes=sum(point.n_bytes(self.model.config) for point in capture.points),
             atomic=atomic,
             opening=opening,
+            fork_of=fork_of,
             reply=reply,
             tokenizer=self.tokenizer,
             generation=sampled,
@@ -353,6 +384,11 @@ class Engine:
             except Exception:
                 logger.exception("sweep failed")
             await asyncio.sleep(_SWEEP_SECONDS)
+
+
+def _check_length(session: Session, expected: int | None) -> None:
+    if expected is not None and expected != session.past_length:
+        raise PastLengthMismatch(expected=expected, past_length=session.past_length)
 
 
 def _with_bos(command: Open | Append) -> tuple[int, ...]:

@@ -20,10 +20,11 @@ class RunJob:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEmpty:
-    """A new session without tokens."""
+class OpenIdle:
+    """A new session with nothing to step: empty, or a fork of `fork_of` and as long as there."""
 
     session: Session
+    fork_of: str | None
     reply: Reply
 
 
@@ -56,7 +57,7 @@ class EndAll:
     """End every job now: the grace period is over."""
 
 
-Message = RunJob | OpenEmpty | TruncateTo | ForgetSession | CancelRequest | EndAll
+Message = RunJob | OpenIdle | TruncateTo | ForgetSession | CancelRequest | EndAll
 
 
 class Inbox:

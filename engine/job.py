@@ -2,10 +2,13 @@
 
 A job knows `tokens`: the session's, then the new ones. The work is `tokens[kv.length:]`, whether
 they are a prompt, a sampled token or a history whose K/V was evicted; the job only catches up.
-Positions below `base` were committed before and are rebuilt without records.
+Positions below `reported` have had their records, here or before, and are rebuilt without.
 
     0 ........ base ............ kv.length ....... len(tokens)
     committed  | new, stepped    | still to step   |
+
+Rows that another session has computed are found in the cache (`kv.ready`) and not stepped, unless
+what the request asks for has to be computed.
 """
 
 import time
@@ -48,6 +51,7 @@ class Job:
     point_bytes: int  # of one record's points
     atomic: bool
     opening: bool  # the session exists only once this job is done
+    fork_of: str | None = None  # the session whose rows it begins with
     reply: Reply
     tokenizer: Tokenizer
     generation: Generation | None = None
@@ -57,7 +61,9 @@ class Job:
     base: int = field(init=False)
     tokens: list[int] = field(init=False)
     records: list[StepRecord] = field(init=False, default_factory=list)  # of an atomic job
+    reported: int = field(init=False)
     rebuilt: int = field(init=False, default=0)
+    cached: int = field(init=False, default=0)
     _kv: KV | None = field(init=False, default=None)
     _next: LogitsRow | None = field(init=False, default=None)  # the row the next id is chosen from
     _scores: dict[int, _Score] = field(init=False, default_factory=dict)  # by position
@@ -65,18 +71,28 @@ class Job:
     _shown: ShownText = field(init=False, default_factory=ShownText)
 
     def __post_init__(self) -> None:
-        self.base = self.session.past_length
+        self.base = self.reported = self.session.past_length
         self.tokens = [*self.session.token_ids, *self.new_ids]
 
     @property
     def kv(self) -> KV:
         """The session's place in the cache; given when the job starts."""
-        assert self._kv is not None, "not started"
+        assert self._kv is not None, "it has no place"
         return self._kv
+
+    @property
+    def placed(self) -> bool:
+        """Whether it has a place and can step."""
+        return self._kv is not None
 
     def start(self, kv: KV) -> None:
         """Take the place that was reserved for this job."""
         self._kv = kv
+
+    def suspend(self) -> None:
+        """Give the place up and wait; what was chosen stays, what was stepped is stepped again."""
+        self._kv = self._next = None
+        self._logits.clear()
 
     # What there is to do.
 
@@ -96,15 +112,39 @@ class Job:
         chosen = self.generation is None or self.generation.finish_reason is not None
         return self.todo == 0 and chosen
 
+    @property
+    def reusable(self) -> int:
+        """How many of the known tokens need not be computed here if their rows are found."""
+        computed = self.capture.first_computed(self.reported)
+        return len(self.tokens) if computed is None else min(computed, len(self.tokens))
+
+    @property
+    def finds(self) -> bool:
+        """Whether the next rows are in the cache already."""
+        return self.kv.ready > self.kv.length
+
+    def found(self, buffer_bytes: int) -> int:
+        """Tokens whose rows were found in the cache, as many as its reader has room for."""
+        if not self.placed:
+            return 0
+        return self._readable(self.kv.ready - self.kv.length, buffer_bytes)
+
     def demand(self, buffer_bytes: int, prefill_chunk: int) -> Demand:
-        """What it could do now, given how far its reader is behind."""
-        per_record = _RECORD_BYTES + self.point_bytes
+        """What it could step now, given how far its reader is behind."""
+        if not self.placed or self.finds:
+            return Demand(todo=0, chunk=0)
         todo = max(1, self.todo)  # one that has caught up chooses an id first
         chunk = min(todo, LOGITS_ROWS if self._reads_logits else prefill_chunk)
-        if not self.atomic:
-            chunk = min(chunk, max(1, buffer_bytes // per_record))
-        behind = not self.atomic and self._backlog_after(chunk * per_record) > buffer_bytes
-        return Demand(todo=0, chunk=0) if behind else Demand(todo=todo, chunk=chunk)
+        chunk = self._readable(chunk, buffer_bytes)
+        return Demand(todo=todo if chunk else 0, chunk=chunk)
+
+    def _readable(self, n: int, buffer_bytes: int) -> int:
+        """As many of `n` records as the reader has room for now."""
+        if self.atomic:
+            return n
+        per_record = _RECORD_BYTES + self.point_bytes
+        n = min(n, max(1, buffer_bytes // per_record))
+        return 0 if self._backlog_after(n * per_record) > buffer_bytes else n
 
     @property
     def _reads_logits(self) -> bool:
@@ -142,12 +182,12 @@ class Job:
             kv=self.kv,
             token_ids=self.tokens[first : first + n],
             points=points,
-            captured=[p - first for p in self._reported(positions) if self._wants_points(p)],
+            captured=[p - first for p in self._unreported(positions) if self._wants_points(p)],
         )
 
     def unscored(self, stepped: range) -> list[int]:
         """Positions whose logits this job needs, now that `stepped` are cached."""
-        new = self._reported(stepped)
+        new = self._unreported(stepped)
         wanted = {p for p in new if self._wants_points(p) and LOGITS in self.capture.points}
         if self.capture.top_logprobs is not None and self.generation is None:
             wanted |= {p - 1 for p in new if p > 0 and p not in self._scores}
@@ -170,13 +210,24 @@ class Job:
             self._scores[after] = _score(row, self.tokens[after], top_logprobs)
 
     def stepped(self, positions: range, captured: Captured) -> list[StepRecord]:
-        """The records of `positions`, now stepped and scored."""
-        new = self._reported(positions)
-        self.rebuilt += len(positions) - len(new)
+        """The records of `positions`, now present and scored."""
+        new = self._unreported(positions)
         if new and self.first_token is None:
             self.first_token = time.monotonic()
         places = {p: i for i, p in enumerate(filter(self._wants_points, new))}
-        return [self._record(p, captured, places.get(p)) for p in new]
+        records = [self._record(p, captured, places.get(p)) for p in new]
+        self.reported = max(self.reported, positions.stop)
+        return records
+
+    def advance(self, n: int) -> None:
+        """Count the next `n` rows, which are present now, as found, rebuilt or new."""
+        first = self.kv.length
+        n_new = len(self._unreported(range(first, first + n)))
+        if self.finds:
+            self.cached += n_new
+        else:
+            self.rebuilt += n - n_new
+        self.kv.advance(n)
 
     def _record(self, position: int, captured: Captured, place: int | None) -> StepRecord:
         last = position == len(self.tokens) - 1
@@ -208,10 +259,10 @@ class Job:
         return points
 
     def _wants_points(self, position: int) -> bool:
-        return position >= self.base and self.capture.wants_points_at(position)
+        return position >= self.reported and self.capture.wants_points_at(position)
 
-    def _reported(self, positions: range) -> range:
-        return range(max(positions.start, self.base), positions.stop)
+    def _unreported(self, positions: range) -> range:
+        return range(max(positions.start, self.reported), positions.stop)
 
     # The end.
 
@@ -229,6 +280,7 @@ class Job:
         """What it cost so far."""
         return Usage(
             steps=len(self.tokens) - self.base,
+            cached_tokens=self.cached,
             rebuilt_tokens=self.rebuilt,
             seed=self.generation.seed if self.generation else None,
         )

@@ -29,7 +29,7 @@ from engine.inbox import (
     ForgetSession,
     Inbox,
     Message,
-    OpenEmpty,
+    OpenIdle,
     RunJob,
     TruncateTo,
 )
@@ -38,7 +38,7 @@ from engine.limits import Limits
 from engine.places import Places
 from engine.protocol import Finished, Model, Observer
 from engine.reply import Reply
-from engine.scheduler import share
+from engine.roster import Roster
 from engine.stepper import Grants, Outcome, Stepper
 from engine.writer import Batch, Delivery, LogWriter
 from sessions.log import Committed, Deleted, Entry, Opened, Truncated
@@ -68,11 +68,10 @@ class ModelThread(threading.Thread):
         self.heartbeat = time.monotonic()
         self._stepper = Stepper(model)
         self._writer = writer
-        self._limits = limits
         self._observer = observer
         self._on_end = on_end
-        self._jobs: list[Job] = []  # those served longest ago first
-        self.places = Places(cache, self._at_work)
+        self.places = Places(cache, lambda: self._roster.sessions_at_work)
+        self._roster = Roster(self.places, limits)
         self.n_running = 0  # jobs stepped in the latest iteration
         self._undeleted: list[Entry] = []  # deletions that the log must still keep
         self._stopping = False
@@ -97,7 +96,8 @@ class ModelThread(threading.Thread):
 
     def _pass(self) -> None:
         self.heartbeat = time.monotonic()
-        grants = self._grants()
+        grants = self._roster.grants()
+        self.n_running = len(grants)
         outcomes = self._step(grants)
         self._settle()
         batch = Batch()
@@ -105,7 +105,7 @@ class ModelThread(threading.Thread):
         for message in messages:
             self._handle(message, batch)
         for outcome in outcomes:
-            if outcome.job in self._jobs:
+            if outcome.job in self._roster:
                 self._commit(outcome, batch)
         if not batch.deliveries and not batch.entries:
             batch.entries, self._undeleted = self._undeleted, []
@@ -114,18 +114,6 @@ class ModelThread(threading.Thread):
             self._inbox.wait(_HEARTBEAT_SECONDS)
 
     # Stepping.
-
-    def _grants(self) -> Grants:
-        limits = self._limits
-        demands = [
-            job.demand(limits.reply_buffer_bytes, limits.prefill_chunk) for job in self._jobs
-        ]
-        granted = share(demands, max_rows=limits.max_rows, prefill_chunk=limits.prefill_chunk)
-        grants = [(job, n) for job, n in zip(self._jobs, granted, strict=True) if n]
-        served = {job for job, _ in grants}
-        self.n_running = len(grants)
-        self._jobs.sort(key=lambda job: job in served)  # stable: the unserved move to the front
-        return grants
 
     def _step(self, grants: Grants) -> Sequence[Outcome]:
         if not grants:
@@ -150,8 +138,8 @@ class ModelThread(threading.Thread):
                 self._take_back(delivery)
 
     def _take_back(self, lost: Delivery) -> None:
-        for job in [job for job in self._jobs if job.reply is lost.reply]:
-            self._remove(job)
+        for job in self._roster.of_reply(lost.reply):
+            self._roster.remove(job)
             self._restore(job.session.id, lost.before)
             self._observe(job, StepFailed.__name__)
         if isinstance(lost.event, Progress | Done):  # its job may have left already
@@ -163,7 +151,9 @@ class ModelThread(threading.Thread):
         match message:
             case RunJob(job):
                 self._start(job, batch)
-            case OpenEmpty(session, reply):
+            case OpenIdle(session, fork_of, reply):
+                if fork_of is not None:
+                    self.places.fork(fork_of, session.id, session.past_length)
                 batch.entries.append(Opened(session))
                 self._tell(batch, reply, Done(session, Usage()), before=None)
             case TruncateTo(session, to, reply):
@@ -171,25 +161,22 @@ class ModelThread(threading.Thread):
             case ForgetSession(session, reply):
                 self._forget(session, reply, batch)
             case CancelRequest(reply):
-                for job in [job for job in self._jobs if job.reply is reply]:
+                for job in self._roster.of_reply(reply):
                     self._fail(job, Cancelled(), batch)
             case EndAll():
-                for job in list(self._jobs):
+                for job in self._roster:
                     self._fail(job, Drained(), batch)
 
     def _start(self, job: Job, batch: Batch) -> None:
-        session = job.session
+        known = _known(job)
         try:
-            kv = self.places.take(
-                session.id, kept=session.past_length, length=session.past_length + job.n_new
-            )
+            self._roster.start(job)
         except NoRoom as error:
-            self._tell(batch, job.reply, Failed(error, _known(job)), before=_known(job))
+            self._restore(job.session.id, known)
+            self._tell(batch, job.reply, Failed(error, known), before=known)
             self._observe(job, type(error).__name__)
             return
-        job.start(kv)
-        self._jobs.append(job)
-        self._tell(batch, job.reply, Started(), before=_known(job))
+        self._tell(batch, job.reply, Started(), before=known)
 
     def _truncate(self, session: Session, to: int, reply: Reply, batch: Batch) -> None:
         truncated = session.truncated(to)
@@ -198,7 +185,7 @@ class ModelThread(threading.Thread):
         self._tell(batch, reply, Done(truncated, Usage()), before=session)
 
     def _forget(self, session: Session, reply: Reply | None, batch: Batch) -> None:
-        for job in [job for job in self._jobs if job.session.id == session.id]:
+        for job in self._roster.of_session(session.id):
             self._fail(job, SessionDeleted(session.id), batch)
         self.places.forget(session.id)
         batch.entries.append(Deleted(session.id))
@@ -219,6 +206,7 @@ class ModelThread(threading.Thread):
             token_ids = tuple(record.token_id for record in records)
             batch.entries.append(Committed(before.id, before.past_length, token_ids))
             job.session = before.committed(token_ids)
+            self.places.index(job.session)
             progress = Progress(job.session, tuple(records))
             self._tell(batch, job.reply, progress, before=before, n_bytes=job.n_bytes(records))
         if job.done:
@@ -234,13 +222,14 @@ class ModelThread(threading.Thread):
             batch.entries.append(Committed(committed.id, job.session.past_length, token_ids))
         done = Done(committed, job.usage(), tuple(job.records))
         self._tell(batch, job.reply, done, before=before)
-        self._remove(job)
+        self._roster.remove(job)
+        self.places.index(committed)
         self.places.trim(committed.id, committed.past_length)
         self._observe(job, job.finish_reason)
 
     def _fail(self, job: Job, error: EngineError, batch: Batch) -> None:
         known = _known(job)
-        self._remove(job)
+        self._roster.remove(job)
         self._restore(job.session.id, known)
         self._tell(batch, job.reply, Failed(error, known), before=known)
         self._observe(job, type(error).__name__)
@@ -251,12 +240,6 @@ class ModelThread(threading.Thread):
             self.places.forget(session_id)
         else:
             self.places.trim(session_id, known.past_length)
-
-    def _remove(self, job: Job) -> None:
-        self._jobs.remove(job)
-
-    def _at_work(self) -> set[str]:
-        return {job.session.id for job in self._jobs}
 
     def _tell(
         self,
@@ -278,6 +261,8 @@ class ModelThread(threading.Thread):
                 reason=reason or "done",
                 n_prompt=len(job.new_ids),
                 n_generated=job.n_generated,
+                n_cached=job.cached,
+                n_rebuilt=job.rebuilt,
                 queue_seconds=(job.started or now) - job.admitted,
                 first_token_seconds=job.first_token and job.first_token - job.admitted,
                 seconds=now - job.admitted,

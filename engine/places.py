@@ -2,49 +2,109 @@
 
 Places are kept in order of use, those used longest ago first. A session that is not at work can
 lose its place to one that is; its ids are kept elsewhere, and its K/V is rebuilt when it is touched
-again. Room is reserved whole before the first step, so no step can run out of it and nothing
-waits for room that only it could free.
+again, as far as the cache does not still have it.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Sequence, Set
 
 from cache.accounting import KV
 from cache.kv import KVCache
 from engine.errors import NoRoom
+from sessions.session import Session
 
 
 class Places:
     """Session ids and their places. `at_work` tells which must not lose theirs."""
 
-    def __init__(self, cache: KVCache, at_work: Callable[[], Container[str]]) -> None:
+    def __init__(self, cache: KVCache, at_work: Callable[[], Set[str]]) -> None:
         self._cache = cache
         self._at_work = at_work
         self._places: dict[str, KV] = {}  # in order of use
-        self.evictions = 0
+        self._evicted = dict.fromkeys(("room", "preempted"), 0)  # sessions, by reason
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """What was given up for room so far, by reason. Any thread."""
+        return {**self._evicted, "prefix": self._cache.dropped_cached}
 
     def n_rows(self, session_id: str) -> int:
         """How many of the session's tokens have their K/V here. Any thread."""
         kv = self._places.get(session_id)
         return 0 if kv is None else kv.length
 
-    def take(self, session_id: str, *, kept: int, length: int) -> KV:
-        """A place with at most `kept` rows present and room for `length` positions.
+    def take(self, session: Session, *, tokens: Sequence[int], reusable: int, length: int) -> KV:
+        """A place with room for `length` positions, whose rows are those of `tokens`.
+
+        What was stepped after the session's last commit is dropped. Rows of the first `reusable`
+        tokens may be found in the cache, whoever of the same owner computed them.
 
         Raises:
             NoRoom: not even by evicting every session that is not at work. Nothing was changed.
         """
-        self._make_room(session_id, length)
-        kv = self._places.pop(session_id, None) or self._cache.open()
-        self._places[session_id] = kv
-        if kv.length > kept:
-            self._cache.truncate(kv, kept)
-        self._cache.reserve(kv, length)
+        kv = self._places.pop(session.id, None) or self._open(length)
+        self._places[session.id] = kv
+        self._cache.truncate(kv, session.past_length)
+        n_rows = kv.length
+        self._cache.adopt(kv, session.owner, tokens, limit=reusable)
+        try:
+            self.grow(session.id, length)
+        except NoRoom:
+            self.trim(session.id, n_rows)
+            if not n_rows:
+                self.forget(session.id)
+            raise
         return kv
+
+    def grow(self, session_id: str, length: int) -> None:
+        """Room for `length` positions in the place that the session has.
+
+        Raises:
+            NoRoom: as `take`.
+        """
+        kv = self._places[session_id]
+        while (needed := self._cache.pieces_needed(kv, length)) > self._cache.free_pieces:
+            if needed > self._attainable(kv):
+                raise self.no_room(length)
+            self._evict(session_id)
+        self._cache.reserve(kv, length)
+
+    def check_possible(self, length: int) -> None:
+        """See that `length` positions fit into the cache if nobody else had anything.
+
+        Raises:
+            NoRoom: they never will.
+        """
+        if self._cache.bytes_for(length) > self._cache.usage().bytes_total:
+            raise self.no_room(length)
+
+    def no_room(self, length: int) -> NoRoom:
+        """The refusal of `length` positions, to be raised."""
+        return NoRoom(
+            needed_bytes=self._cache.bytes_for(length),
+            total_bytes=self._cache.usage().bytes_total,
+        )
+
+    def fork(self, parent_id: str, child_id: str, length: int) -> None:
+        """Give the child what its parent has of the first `length` rows. It may be nothing."""
+        parent = self._places.get(parent_id)
+        if parent is not None and self._cache.free_places:
+            self._places[child_id] = self._cache.fork(parent, length)
+
+    def index(self, session: Session) -> None:
+        """Let the owner's other sessions find what this one has committed."""
+        kv = self._places.get(session.id)
+        if kv is not None:
+            self._cache.index(kv, session.owner, session.token_ids)
 
     def trim(self, session_id: str, length: int) -> None:
         """Keep the rows of the first `length` tokens and no room beyond them."""
         if session_id in self._places:
             self._cache.truncate(self._places[session_id], length)
+
+    def evict(self, session_id: str, reason: str) -> None:
+        """Take the session's place from it, for others."""
+        self.forget(session_id)
+        self._evicted[reason] += 1
 
     def forget(self, session_id: str) -> None:
         """Give the session's place back, if it has one."""
@@ -54,35 +114,27 @@ class Places:
 
     def check(self) -> None:
         """Prove that every place in the cache is some session's, and the cache's books."""
-        slots = [kv.slot for kv in self._places.values()]
-        assert len(set(slots)) == len(slots)
-        ledger = self._cache.ledger
-        assert len(slots) == ledger.n_slots - ledger.free_slots
+        assert len(set(map(id, self._places.values()))) == len(self._places)
+        assert len(self._places) == self._cache.ledger.n_slots - self._cache.free_places
         self._cache.check()
 
-    def _make_room(self, session_id: str, length: int) -> None:
-        victims = self._victims(session_id, length)
-        if victims is None:
-            raise NoRoom(
-                needed_bytes=self._cache.bytes_for(length),
-                total_bytes=self._cache.usage().bytes_total,
-            )
-        for victim in victims:
-            self.forget(victim)
-            self.evictions += 1
+    def _open(self, length: int) -> KV:
+        if not self._cache.free_places:
+            if not self._idle():
+                raise self.no_room(length)
+            self._evict()
+        return self._cache.open()
 
-    def _victims(self, session_id: str, length: int) -> list[str] | None:
-        """Sessions to evict, least recently used first, to make room; None: they cannot."""
-        ledger = self._cache.ledger
-        own = self._places.get(session_id)
-        pieces = ledger.pieces_for(length) - (own.n_pieces if own else 0) - ledger.free_pieces
-        slots = (0 if own else 1) - ledger.free_slots
+    def _evict(self, sparing: str = "") -> None:
+        """The session that was used longest ago, of those that are not at work."""
+        self.evict(next(other for other in self._idle() if other != sparing), "room")
+
+    def _idle(self) -> list[str]:
         at_work = self._at_work()
-        victims = []
-        for other, kv in self._places.items():
-            if pieces <= 0 and slots <= 0:
-                break
-            if other != session_id and other not in at_work:
-                victims.append(other)
-                pieces, slots = pieces - kv.n_pieces, slots - 1
-        return victims if pieces <= 0 and slots <= 0 else None
+        return [session_id for session_id in self._places if session_id not in at_work]
+
+    def _attainable(self, kv: KV) -> int:
+        """Pieces that `kv` could get if every session that is not at work were evicted."""
+        at_work = self._at_work()
+        held = [other for session_id, other in self._places.items() if session_id in at_work]
+        return self._cache.ledger.total_pieces - self._cache.held_by([*held, kv])

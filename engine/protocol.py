@@ -39,6 +39,10 @@ class Model(Protocol):
         """Step the rows' tokens and leave keys, values and `ln_f` rows in the cache."""
         ...
 
+    def look_up(self, row: Row) -> Captured:
+        """The row's points, all of which are looked up, without stepping its tokens."""
+        ...
+
     def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
         """Logits [n, V] at positions that are in the cache."""
         ...
@@ -52,6 +56,8 @@ class Finished:
     reason: str  # "stop", "length", "done" or the name of an error class
     n_prompt: int  # tokens the client gave
     n_generated: int
+    n_cached: int  # prompt tokens whose K/V was found, not computed
+    n_rebuilt: int  # tokens stepped again because their K/V was evicted
     queue_seconds: float
     first_token_seconds: float | None
     seconds: float

@@ -59,11 +59,26 @@ class Stepper:
     def _step(
         self, grants: Grants, failed: dict[Job, StepFailed]
     ) -> dict[Job, tuple[range, Captured]]:
+        found = [grant for grant in grants if grant[0].finds]
+        missing = [grant for grant in grants if not grant[0].finds]
         stepped = {}
-        for job, n, captured in self._forward(grants, failed):
-            stepped[job] = range(job.kv.length, job.kv.length + n), captured
-            job.kv.advance(n)
+        for job, n, captured in [*self._look_up(found, failed), *self._forward(missing, failed)]:
+            positions = range(job.kv.length, job.kv.length + n)
+            job.advance(n)
+            stepped[job] = positions, captured
         return stepped
+
+    def _look_up(
+        self, grants: Grants, failed: dict[Job, StepFailed]
+    ) -> list[tuple[Job, int, Captured]]:
+        """Tokens whose rows are in the cache already: nothing is computed."""
+        looked_up = []
+        for job, n in grants:
+            try:
+                looked_up.append((job, n, self._model.look_up(job.row(n))))
+            except Exception as error:
+                failed[job] = _step_failed(error)
+        return looked_up
 
     def _forward(
         self, grants: Grants, failed: dict[Job, StepFailed]

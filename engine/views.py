@@ -1,5 +1,6 @@
 """What the event loop may see of the engine: values of one moment. Pure Python; no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cache.accounting import KVUsage
@@ -30,5 +31,5 @@ class Stats:
     running: int
     waiting: int
     sessions: int
-    evictions: int
+    evictions: Mapping[str, int]  # by reason: "room", "preempted", "prefix"
     kv: KVUsage

@@ -14,6 +14,7 @@ ModelError
 │   ├── NonFiniteTensor          NaN or infinity among the weights
 │   └── UntiedOutput             an `lm_head.weight` that differs from `wte.weight`
 ├── UnknownPoint             a name that is no point of this model
+├── NotExact                 a result on this machine depends on what it is computed with
 ├── NonFiniteHidden          NaN or infinity in what the blocks computed
 └── NonFiniteLogits          NaN or infinity where an id should be chosen
 """
@@ -137,6 +138,16 @@ class UnknownPoint(ModelError):
         self.nearest = tuple(nearest)
         hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
         super().__init__(f"unknown point {name[:80]!r}{hint}")
+
+
+class NotExact(ModelError):
+    """A result whose bits depend, on this machine, on what is computed with it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"exact mode is impossible here: the bits of {what} depend on what is computed with it"
+        )
 
 
 class NonFiniteLogits(ModelError):

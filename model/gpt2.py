@@ -20,14 +20,18 @@ from torch import Tensor
 
 from cache.accounting import KV
 from cache.buffers import KVBuffers, Shape
-from embedding.lookup import Embedder
+from embedding.lookup import Embedder, embed_parts
 from embedding.tables import EmbeddingTables
-from model.attention.plan import Attention, Plan, in_order
+from model.attention.attention import Attention
+from model.attention.exact import ExactAttention
+from model.attention.fused import FusedAttention
+from model.attention.plan import Plan, in_order
 from model.batch import Captured, Row
 from model.capture import Taps
 from model.config import GPT2Config
 from model.errors import NonFiniteHidden
 from model.precision.base import Precision, Product
+from model.precision.exact import Exact
 from model.precision.modes import PRECISIONS
 from model.weights.checkpoint import Checkpoint
 
@@ -46,14 +50,17 @@ class Block:
     mlp_proj: Product
 
 
-def cache_shape(config: GPT2Config, dtype: str) -> Shape:
-    """The layout of the K/V buffers for a model of this shape and precision."""
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def cache_shape(config: GPT2Config, kv_dtype: str) -> Shape:
+    """The layout of the K/V buffers for a model of this shape."""
     return Shape(
         n_ctx=config.n_ctx,
         n_layer=config.n_layer,
         n_head=config.n_head,
         d_head=config.d_head,
-        dtype=PRECISIONS[dtype]().dtype,
+        dtype=KV_DTYPES[kv_dtype],
     )
 
 
@@ -61,10 +68,21 @@ class GPT2:
     """One checkpoint, ready to step sessions whose places are in `buffers`."""
 
     def __init__(
-        self, checkpoint: Checkpoint, buffers: KVBuffers, *, dtype: str, max_tokens: int
+        self,
+        checkpoint: Checkpoint,
+        buffers: KVBuffers,
+        *,
+        dtype: str,
+        max_tokens: int,
+        batch_invariant: bool = False,
     ) -> None:
-        """Prepare the products. One pass takes at most `max_tokens` tokens in all its rows."""
-        precision = PRECISIONS[dtype]()
+        """Prepare the products. One pass takes at most `max_tokens` tokens in all its rows.
+
+        `batch_invariant`, in float32 only: a row's bits do not depend on its company. The pieces of
+        its cache are whole blocks of `model.attention.exact`.
+        """
+        precision = Exact() if batch_invariant else PRECISIONS[dtype]()
+        kernel = ExactAttention(buffers) if batch_invariant else FusedAttention(buffers)
         tensors, config = checkpoint.tensors, checkpoint.config
         self.config = config
         self.dtype = dtype
@@ -72,7 +90,7 @@ class GPT2:
         self._compute_dtype = precision.dtype
         self._buffers = buffers
         self._embedder = Embedder(self.tables, max_tokens)
-        self._attention = Attention(buffers)
+        self._attention = Attention(buffers, kernel)
         self._blocks = [_block(tensors, i, config, precision) for i in range(config.n_layer)]
         self._ln_f = _norm(tensors, "ln_f", config)
         self._head = precision.head(self.tables.wte)
@@ -89,9 +107,10 @@ class GPT2:
         """
         order = in_order(rows)
         rows = [rows[i] for i in order]
-        plan = self._attention.plan(rows)
         taps = Taps(rows)
-        hidden = self._hidden(self._embed(rows, taps), plan, taps)
+        x = self._embed(rows, taps)
+        plan = self._attention.plan(rows)
+        hidden = self._hidden(x, plan, taps)
         self._keep(hidden, plan)
         return taps.by_row(order)
 
@@ -124,13 +143,21 @@ class GPT2:
             raise NonFiniteHidden
         self._buffers.ln_f[plan.slots, plan.positions] = hidden
 
+    def look_up(self, row: Row) -> Captured:
+        """The points of `row`, all of them looked up, without stepping its tokens."""
+        if not row.captured:
+            return {}
+        parts = embed_parts(self.tables, row.token_ids, row.kv.length)
+        captured = list(row.captured)
+        return {point: getattr(parts, point.name)[captured].numpy() for point in row.points}
+
     @torch.inference_mode()
     def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
         """Logits [n, V] at `wanted` positions, each scoring the token after it.
 
         One product, so the caller bounds n: a row of the GPT-2 vocabulary is 201 kB.
         """
-        slots = [kv.slot for kv, _ in wanted]
+        slots = [kv.slot_of(position) for kv, position in wanted]
         positions = [position for _, position in wanted]
         logits: npt.NDArray[np.float32] = self._head(self._buffers.ln_f[slots, positions]).numpy()
         return logits

@@ -103,6 +103,11 @@ class Point:
         """What each dimension counts, in the words of the configuration."""
         return _KINDS[self.name].axes
 
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether it is known before the first block, without computing a step."""
+        return _KINDS[self.name].stage == 0
+
     def shape(self, config: GPT2Config) -> tuple[int, ...]:
         """Sizes of one step's tensor."""
         sizes = {"n_embd": config.n_embd, "n_vocab": config.n_vocab}

@@ -182,6 +182,8 @@ class ModelCard(Sizes):
     source: SourceKind
     fingerprint: str
     dtype: str
+    kv_dtype: str
+    batch_invariant: bool
     max_model_len: int
 
 
@@ -193,11 +195,12 @@ class ModelList(BaseModel):
 
 
 class KVBytes(BaseModel):
-    """The K/V cache."""
+    """The K/V cache: what sessions hold, what several of them hold, what is kept for reuse."""
 
     bytes_total: int
     bytes_used: int
     bytes_shared: int
+    bytes_cached: int
     bytes_per_token: int
 
 
@@ -207,6 +210,8 @@ class Capabilities(Sizes):
     model: str
     fingerprint: str
     dtype: str
+    kv_dtype: str
+    batch_invariant: bool
     points: list[str]
     formats: list[str]
     limits: dict[str, float]

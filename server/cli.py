@@ -1,6 +1,7 @@
 """The command line, derived from classes: `serve` is the settings class itself. The main thread."""
 
 import sys
+from importlib.metadata import version
 from typing import NoReturn
 
 import httpx
@@ -41,11 +42,12 @@ class Stepscope(BaseSettings):
         env_prefix="STEPSCOPE_CLI_",  # or a variable named SERVE would be read as a command
         cli_prog_name="stepscope",
         cli_kebab_case=True,
-        cli_implicit_flags=True,
+        cli_implicit_flags="toggle",
         cli_hide_none_type=True,
         nested_model_default_partial_update=False,
     )
 
+    version: bool = Field(default=False, description="say which version this is, and exit")
     serve: CliSubCommand[Settings]
     health: CliSubCommand[Health]
     demo: CliSubCommand[Demo]
@@ -60,27 +62,32 @@ def run(arguments: list[str]) -> int:
     """Run a command and return its exit code."""
     bad_usage = NOT_READY if arguments[:1] == ["health"] else BAD_USAGE
     try:
-        return _run(get_subcommand(CliApp.run(Stepscope, cli_args=arguments)))
+        return _run(CliApp.run(Stepscope, cli_args=arguments))
     except ValidationError as error:
         print(explain(error), file=sys.stderr)
         return bad_usage
-    except SystemExit as left:  # argparse has said why
+    except SystemExit as left:  # argparse has said why, or leaves a line
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
         return bad_usage if left.code else 0
 
 
-def _run(command: object) -> int:
-    match command:
-        case Settings():
+def _run(asked: Stepscope) -> int:
+    if asked.version:
+        print(version("stepscope"))
+        return 0
+    match get_subcommand(asked):
+        case Settings() as settings:
             from server.serve import serve  # imports torch, which the other commands do not need
 
-            return serve(command)
+            return serve(settings)
         case Health(url=url):
             return probe(url or Settings().url)
         case Demo(model=model):
             from server.demo import demo
 
             return demo(model)
-    raise AssertionError(command)
+    raise AssertionError(asked)
 
 
 def probe(url: str) -> int:

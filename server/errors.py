@@ -120,17 +120,17 @@ class Stalled(ServerError):
 class Blamed(ServerError):
     """`cause`, together with the field that caused it."""
 
-    def __init__(self, cause: EmbeddingError, *, param: str) -> None:
+    def __init__(self, cause: Exception, *, param: str) -> None:
         self.cause = cause
         super().__init__(str(cause), param=param)
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
-    """Say of a token error inside that `param` caused it."""
+def blaming(param: str, kind: type[Exception] = EmbeddingError) -> Iterator[None]:
+    """Say of an error of this kind inside, one about tokens by default, that `param` caused it."""
     try:
         yield
-    except EmbeddingError as error:
+    except kind as error:
         raise Blamed(error, param=param) from error
 
 
@@ -170,7 +170,7 @@ TABLE: Mapping[type[Exception], Row] = {
         400, "invalid_request", "points_at", ("position", "past_length", "n_new")
     ),
     BosNotAtStart: Row(400, "invalid_request", "prepend_bos", ("past_length",)),
-    LengthOutOfRange: Row(400, "invalid_request", "to", ("to", "past_length")),
+    LengthOutOfRange: Row(400, "invalid_request", "to", ("past_length",)),
     ReplyTooLarge: Row(400, "response_too_large", "points", ("n_bytes", "max_bytes")),
     AnswerTooLarge: Row(400, "response_too_large", numbers=("n_bytes", "max_bytes")),
     SessionNotFound: Row(404, "session_not_found"),

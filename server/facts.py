@@ -20,5 +20,7 @@ class ModelFacts:
     source: SourceKind
     fingerprint: str
     dtype: str
+    kv_dtype: str
+    batch_invariant: bool
     created: int
     config: GPT2Config

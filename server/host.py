@@ -90,10 +90,14 @@ class Host:
         raise Loading(f"the model is loading: {self._progress}")
 
     @property
+    def loading(self) -> bool:
+        """Whether the loading thread is at work."""
+        return self._loading is not None and self._loading.is_alive()
+
+    @property
     def stuck(self) -> bool:
-        """Whether a thread is in native code that an orderly exit would wait for, or abort."""
-        is_loading = self._loading is not None and self._loading.is_alive()
-        return is_loading or (self._closed is not None and self._closed.stuck)
+        """After `close`: whether the model thread is in a step that does not return."""
+        return self._closed is not None and self._closed.stuck
 
     def start(self) -> None:
         """Begin to load. Inside the running loop."""
@@ -196,6 +200,8 @@ def _tell(facts: ModelFacts, settings: Settings, kv_bytes: int) -> None:
         n_params=facts.config.n_params,
         fingerprint=facts.fingerprint,
         dtype=facts.dtype,
+        kv_dtype=facts.kv_dtype,
+        batch_invariant=facts.batch_invariant,
         threads=settings.threads,
         kv_bytes=kv_bytes,
         session_log="memory",  # nothing of a session outlives the process

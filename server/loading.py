@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from cache.accounting import PIECE
 from cache.kv import KVCache
 from embedding.tokenizer import Tokenizer
 from engine.limits import Limits
 from engine.protocol import Model
+from model.attention.exact import PIECE as EXACT_PIECE
+from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
 from model.weights.checkpoint import Checkpoint
 from model.weights.fresh import PREFIX as RANDOM
@@ -87,7 +90,7 @@ def load(settings: Settings, progress: LoadingProgress) -> Loaded:
     """Read the weights and prepare the model.
 
     Raises:
-        ModelError: the weights cannot be used.
+        ModelError: the weights cannot be used, or not with equal bits where these are asked for.
         CacheError: the machine has no room for one session's K/V.
         BudgetTooSmall: neither has the budget.
     """
@@ -97,23 +100,30 @@ def load(settings: Settings, progress: LoadingProgress) -> Loaded:
             settings.model, cache_dir=settings.data_dir / "hub", progress=progress
         )
         progress("preparing the model", 0.0)
-        cache = KVCache(
-            cache_shape(checkpoint.config, settings.dtype),
-            budget_bytes=settings.kv_budget,
-            max_slots=settings.max_sessions,
-        )
-        _check_budget(cache, checkpoint.config.n_ctx)
+        cache = _cache_for(checkpoint.config, settings)
         model = GPT2(
             checkpoint,
             cache.buffers,
             dtype=settings.dtype,
             max_tokens=limits_of(settings).max_tokens,
+            batch_invariant=settings.batch_invariant,
         )
         facts = facts_of(settings, checkpoint)
         progress("preparing the model", 1.0)
     return Loaded(
         model=model, cache=cache, tokenizer=Tokenizer(checkpoint.config.n_ctx), facts=facts
     )
+
+
+def _cache_for(config: GPT2Config, settings: Settings) -> KVCache:
+    cache = KVCache(
+        cache_shape(config, settings.kv_dtype),
+        budget_bytes=settings.kv_budget,
+        max_slots=settings.max_sessions,
+        piece=EXACT_PIECE if settings.batch_invariant else PIECE,
+    )
+    _check_budget(cache, config.n_ctx)
+    return cache
 
 
 def _check_budget(cache: KVCache, n_ctx: int) -> None:
@@ -135,6 +145,8 @@ def facts_of(settings: Settings, checkpoint: Checkpoint) -> ModelFacts:
         source=source,
         fingerprint=checkpoint.fingerprint,
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
+        batch_invariant=settings.batch_invariant,
         created=int(time.time()),
         config=checkpoint.config,
     )

@@ -27,6 +27,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_Gauges(stats))
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens that clients gave")
+        self._prefix_hits = self._counter(
+            "prefix_cache_hits", "Prompt tokens that were found in the cache and not computed"
+        )
+        self._rebuilt_tokens = self._counter(
+            "rebuilt_tokens", "Tokens stepped again, because their K/V had been given up"
+        )
         self._generation_tokens = self._counter("generation_tokens", "Tokens that were sampled")
         self._success = self._counter(
             "request_success", "Requests that ended well", "finished_reason"
@@ -63,6 +69,8 @@ class Metrics:
         ended_well = request.reason in SUCCESSES
         (self._success if ended_well else self._failure).labels(request.reason).inc()
         self._prompt_tokens.inc(request.n_prompt)
+        self._prefix_hits.inc(request.n_cached)
+        self._rebuilt_tokens.inc(request.n_rebuilt)
         self._generation_tokens.inc(request.n_generated)
         self._request_prompt.observe(request.n_prompt)
         self._request_generated.observe(request.n_generated)
@@ -108,16 +116,29 @@ class _Gauges(Collector):
         stats = self._stats()
         if stats is None:
             return
-        used, total = stats.kv.bytes_used, stats.kv.bytes_total
+        kv = stats.kv
         yield _gauge("num_requests_running", "Requests in the batch", stats.running)
         yield _gauge("num_requests_waiting", "Requests that wait for room", stats.waiting)
-        yield _gauge("kv_cache_usage_perc", "Share of the K/V budget in use", used / total)
-        yield _gauge("kv_cache_used_bytes", "K/V bytes in use", used)
-        yield _gauge("kv_cache_total_bytes", "K/V budget", total)
-        yield _gauge("sessions", "Sessions that live", stats.sessions)
-        yield CounterMetricFamily(
-            "stepscope:session_evictions", "K/V given up for others", value=stats.evictions
+        yield _gauge(
+            "kv_cache_usage_perc", "Share of the K/V budget in use", kv.bytes_used / kv.bytes_total
         )
+        yield _gauge("kv_cache_used_bytes", "K/V that sessions hold", kv.bytes_used)
+        yield _gauge("kv_cache_shared_bytes", "Of it, held by several", kv.bytes_shared)
+        yield _gauge("kv_cache_cached_bytes", "K/V kept for reuse only", kv.bytes_cached)
+        yield _gauge("kv_cache_total_bytes", "K/V budget", kv.bytes_total)
+        yield _gauge("sessions", "Sessions that live", stats.sessions)
+        yield _evictions(stats)
+
+
+def _evictions(stats: Stats) -> Metric:
+    family = CounterMetricFamily(
+        "stepscope:kv_evictions",
+        "Sessions that gave their K/V up for room, or were preempted; cached pieces dropped",
+        labels=("reason",),
+    )
+    for reason, count in stats.evictions.items():
+        family.add_metric((reason,), count)
+    return family
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

@@ -234,6 +234,17 @@ class TruncateBody(Body):
     past_length: Expected | None = None
 
 
+class ForkBody(Tokens):
+    """`POST /v1/sessions/{id}/fork`."""
+
+    at: Length | None = Field(
+        default=None, description="how much of the session the new one begins with; default: all"
+    )
+    past_length: Expected | None = None
+    ttl_seconds: Ttl | None = None
+    metadata: Metadata = {}
+
+
 class EmbedBody(SomeTokens):
     """`POST /v1/embed`."""
 

@@ -74,6 +74,7 @@ def serve(settings: Settings, *, loader: Loader = load) -> int:
         code = 1
     if host.stuck:
         _log.warning("thread_left_behind")
+    if host.stuck or host.loading:  # in native code that an orderly exit would wait for, or abort
         os._exit(code)  # log lines are flushed as they are written
     return code
 

@@ -7,7 +7,7 @@ name or a bad value stops the start.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -28,12 +28,18 @@ def _to_bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_to_bytes), Field(ge=1)]
+KVDtype = Literal["float32", "bfloat16"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def kv_share() -> int:
     """The default of `kv_budget`, in bytes."""
     return int(memory_bytes() * KV_SHARE)
+
+
+def kv_dtype_for(given: dict[str, Any]) -> KVDtype:
+    """The default of `kv_dtype`, from the settings before it."""
+    return "bfloat16" if given["dtype"] == "bfloat16" else "float32"
 
 
 class Settings(BaseSettings):
@@ -57,8 +63,16 @@ class Settings(BaseSettings):
         default=Path(".stepscope"),
         description="folder for downloaded weights, made when first needed",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: Literal["float32", "bfloat16", "int8"] = Field(
         default="float32", description="precision of the model"
+    )
+    kv_dtype: KVDtype = Field(
+        default_factory=kv_dtype_for,
+        description="precision of K/V; default: bfloat16 for a bfloat16 model, else float32",
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="equal bits whatever else is stepped; in float32 throughout, and slower",
     )
     threads: int = Field(
         default_factory=cpu_count, ge=1, description="threads of the model; default: cores allowed"
@@ -104,7 +118,16 @@ class Settings(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _refuse_unknown_variables(self) -> "Settings":
+    def _exact_is_float32(self) -> Self:
+        if self.batch_invariant and (self.dtype, self.kv_dtype) != ("float32", "float32"):
+            raise ValueError(
+                "--batch-invariant needs --dtype float32 and --kv-dtype float32, "
+                f"not {self.dtype} and {self.kv_dtype}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_unknown_variables(self) -> Self:
         names = unknown_variables(os.environ)
         if names:
             raise ValueError(f"unknown environment variables: {', '.join(names)}")
@@ -127,8 +150,13 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def explain(error: ValidationError) -> str:
     """One line per bad setting, by its flag and its variable; no value is repeated."""
-    lines = (_explain_one(dict(line)) for line in error.errors(include_url=False))
-    return "\n".join(f"stepscope: {line}" for line in lines)
+    lines = error.errors(include_url=False)
+    told = [_explain_one(dict(line)) for line in lines if line["type"] not in _FOLLOWS]
+    return "\n".join(f"stepscope: {line}" for line in told)
+
+
+_FOLLOWS = frozenset({"default_factory_not_called"})
+"""Kinds of errors that only follow from another one."""
 
 
 def _explain_one(line: dict[str, object]) -> str:

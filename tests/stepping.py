@@ -46,11 +46,11 @@ class Stepping:
     def open_at(self, slot: int) -> KV:
         """An empty session in a slot of the test's choice."""
         kvs = [self.open()]
-        while kvs[-1].slot < slot:
+        while kvs[-1].slots[0] < slot:
             kvs.append(self.open())
         for kv in kvs[:-1]:
             self.cache.close(kv)
-        assert kvs[-1].slot == slot
+        assert kvs[-1].slots[0] == slot
         return kvs[-1]
 
     def batch(

@@ -35,6 +35,7 @@ LIGHT = [
     "embedding.vocabulary",
     "cache.accounting",
     "cache.errors",
+    "cache.prefixes",
     "model.batch",
     "model.config",
     "model.errors",

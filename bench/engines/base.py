@@ -3,24 +3,51 @@
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
-from bench.cases import Case, EngineSpec
+from bench.cases import Case, Decode, EngineSpec, Prefill, Rebuild, Serve
 from bench.samples import Sample
 
 N_VOCAB = 50257
 
 
-class Engine(Protocol):
-    """A model that is loaded, with no state between two calls."""
+class Engine:
+    """A model that is loaded, with no state between two calls.
+
+    It measures the kinds of cases that name it (`Case.engines`). Each method takes `case.steps`
+    timed steps; what they need is made before them and freed after them.
+    """
 
     def measure(self, case: Case) -> list[Sample]:
-        """`case.steps` timed steps. What they need is made before them and freed after them."""
-        ...
+        """The samples of one call."""
+        match case:
+            case Decode():
+                return self.decode(case)
+            case Prefill():
+                return self.prefill(case)
+            case Rebuild():
+                return self.rebuild(case)
+            case Serve():
+                return self.serve(case)
+
+    def decode(self, case: Decode) -> list[Sample]:
+        raise NotImplementedError
+
+    def prefill(self, case: Prefill) -> list[Sample]:
+        raise NotImplementedError
+
+    def rebuild(self, case: Rebuild) -> list[Sample]:
+        raise NotImplementedError
+
+    def serve(self, case: Serve) -> list[Sample]:
+        raise NotImplementedError
 
     def next_id(self, token_ids: Sequence[int]) -> int | None:
         """The greedy id after `token_ids`; None for a probe, which has no model."""
-        ...
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop what would outlive this process or keep it from ending."""
 
 
 def build(spec: EngineSpec, directory: Path, n_threads: int) -> Engine:

@@ -10,23 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cases import Case, Decode, EngineSpec, Prefill
-from bench.engines.base import token_ids
+from bench.cases import Decode, EngineSpec, Prefill
+from bench.engines.base import Engine, token_ids
 from bench.samples import WARM_UP, Sample, repeat, run_delay
-from bench.weights import token_name
+from bench.weights import file_name, token_name
 
 if TYPE_CHECKING:
     from ctranslate2 import GenerationStepResult, Generator
 
 
-class CTranslate2:
+class CTranslate2(Engine):
     """One converted model."""
 
     def __init__(self, generator: "Generator") -> None:
         self._generator = generator
-
-    def measure(self, case: Case) -> list[Sample]:
-        return self._decode(case) if isinstance(case, Decode) else self._prefill(case)
 
     def next_id(self, token_ids: Sequence[int]) -> int:
         result = self._generator.generate_batch(
@@ -34,7 +31,7 @@ class CTranslate2:
         )
         return int(result[0].sequences_ids[0][0])
 
-    def _decode(self, case: Decode) -> list[Sample]:
+    def decode(self, case: Decode) -> list[Sample]:
         prompt = _names(token_ids(case.context - WARM_UP - case.steps // 2))
         n_steps = 1 + WARM_UP + case.steps  # the first one ends the prompt
         laps = Laps()
@@ -48,7 +45,7 @@ class CTranslate2:
         )
         return laps.samples[WARM_UP:]
 
-    def _prefill(self, case: Prefill) -> list[Sample]:
+    def prefill(self, case: Prefill) -> list[Sample]:
         ids = token_ids(case.n_tokens)
         return repeat(lambda: self.next_id(ids), case.steps)
 
@@ -83,7 +80,7 @@ def build(spec: EngineSpec, directory: Path, n_threads: int) -> CTranslate2:
     from ctranslate2 import Generator
 
     generator = Generator(
-        str(directory / f"ctranslate2-{spec.dtype}"),
+        str(directory / file_name(spec)),
         device="cpu",
         compute_type=spec.dtype,
         inter_threads=1,

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import torch
 
-from bench.cases import Case, Decode, EngineSpec
+from bench.cases import Decode, EngineSpec
+from bench.engines.base import Engine
 from bench.samples import Sample, repeat
 from model.config import GPT2Config, from_huggingface
 
-ITEM = {"float32": 4, "bfloat16": 2}
+ITEM = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
-class Read:
-    """A probe for one model's bytes in one precision."""
+class Read(Engine):
+    """A probe for one model's bytes in one precision of its weights and one of its K/V."""
 
-    def __init__(self, config: GPT2Config, itemsize: int) -> None:
+    def __init__(self, config: GPT2Config, *, itemsize: int, kv_itemsize: int) -> None:
         self._config = config
         self._itemsize = itemsize
+        self._kv_itemsize = kv_itemsize
 
-    def measure(self, case: Case) -> list[Sample]:
-        if not isinstance(case, Decode):
-            return []
+    def decode(self, case: Decode) -> list[Sample]:
         memory = torch.ones(self._n_bytes(case) // 8, dtype=torch.int64)
         return repeat(memory.sum, case.steps)
 
@@ -37,10 +37,10 @@ class Read:
         config = self._config
         n_weights = config.n_params - config.n_ctx * config.n_embd  # of wpe only a row is read
         n_kv = 2 * config.n_layer * config.n_embd * case.batch * case.context
-        return (n_weights + n_kv) * self._itemsize
+        return n_weights * self._itemsize + n_kv * self._kv_itemsize
 
 
 def build(spec: EngineSpec, directory: Path, n_threads: int) -> Read:
     torch.set_num_threads(n_threads)
     raw = json.loads((directory / "huggingface" / "config.json").read_text())
-    return Read(from_huggingface(raw), ITEM[spec.dtype])
+    return Read(from_huggingface(raw), itemsize=ITEM[spec.dtype], kv_itemsize=ITEM[spec.kv_dtype])

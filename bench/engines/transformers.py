@@ -8,14 +8,14 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GPT2LMHeadModel, StaticCache
 from transformers.cache_utils import DynamicLayer
 
-from bench.cases import Case, Decode, EngineSpec, Prefill
-from bench.engines.base import token_ids
+from bench.cases import Decode, EngineSpec, Prefill
+from bench.engines.base import Engine, token_ids
 from bench.samples import Sample, repeat
 
 STATIC_SPARE = 16  # positions that a static cache is longer than what it holds
 
 
-class Transformers:
+class Transformers(Engine):
     """`GPT2LMHeadModel` with one kind of cache."""
 
     def __init__(self, model: GPT2LMHeadModel, *, static: bool) -> None:
@@ -23,21 +23,19 @@ class Transformers:
         self._static = static
 
     @torch.inference_mode()
-    def measure(self, case: Case) -> list[Sample]:
-        return self._decode(case) if isinstance(case, Decode) else self._prefill(case)
-
-    @torch.inference_mode()
     def next_id(self, token_ids: Sequence[int]) -> int:
         return int(self._step(torch.tensor([token_ids]), self._empty(len(token_ids)))[0])
 
-    def _decode(self, case: Decode) -> list[Sample]:
+    @torch.inference_mode()
+    def decode(self, case: Decode) -> list[Sample]:
         cache = self._filled(case.batch, case.context)
         ids = torch.tensor(token_ids(case.batch, seed=1)).unsqueeze(1)
         self._step(ids, cache)
         # Untimed: forget the last step's row, so that every step is at the same length.
         return repeat(lambda: self._step(ids, cache), case.steps, between=lambda: cache.crop(-1))
 
-    def _prefill(self, case: Prefill) -> list[Sample]:
+    @torch.inference_mode()
+    def prefill(self, case: Prefill) -> list[Sample]:
         ids = torch.tensor([token_ids(case.n_tokens)])
         return repeat(lambda: self._step(ids, self._empty(case.n_tokens)), case.steps)
 
@@ -51,12 +49,13 @@ class Transformers:
         one = DynamicCache(config=self._model.config)
         self._step(torch.tensor([token_ids(length)]), one)
         cache = self._empty(length)
-        one.batch_repeat_interleave(batch)
-        for i, layer in enumerate(one.layers):
+        for i, layer in enumerate(one.layers):  # one by one: never two whole caches in memory
             assert isinstance(layer, DynamicLayer)
             assert layer.keys is not None
             assert layer.values is not None
-            cache.update(layer.keys, layer.values, i)
+            cache.update(
+                layer.keys.repeat_interleave(batch, 0), layer.values.repeat_interleave(batch, 0), i
+            )
         return cache
 
     def _step(self, ids: Tensor, cache: Cache) -> Tensor:

@@ -1,162 +1,192 @@
-"""Causal attention of ragged rows over the cache. Torch; the model thread.
+"""What a batch reads of the cache, in as few reads as pay. Numpy and torch; the model thread.
 
-A batch is flattened: first one token of each decoding session, in order of slot, then the chunks
-of those that step several tokens. Keys and values go into the cache first and are read from there,
-so a token sees itself and everything before it, whoever computed it.
+A batch is flattened: first one token of each decoding session, then the chunks of those that step
+several tokens. A session's keys lie in one or more runs (`cache.accounting`): one if it shares
+nothing, several if it was forked or found its prompt in the cache. Each read serves a group:
 
-Decoding sessions in neighbouring slots are read in one call, masked to their own lengths, where
-that pads little; a chunk is one call. The mask is one absolute table: query position q sees key
-positions <= q, so a chunk's mask is aligned to the lower right whatever its past is.
+    neighbours   rows whose runs lie in adjacent slots, one query each: one call, masked to their
+                 own lengths, where that pads little
+    shared       queries of several sessions that read the same run, or of one session's chunk:
+                 its keys and values are read once for all of them
 
-Source: Radford et al. 2019; openai/gpt-2 `src/model.py`, `attn` and `mask_attn_weights`.
-Legend: N tokens of the batch, n rows of a span, S slots, H heads, D head width, C = H * D.
+The masks come from one absolute table: a query at position q sees key positions <= q, so a chunk's
+mask is aligned to the lower right whatever its past is.
+
+Legend: N tokens of the batch, n queries of a group, S slots, H heads, D head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from cache.accounting import KV, Run
 from cache.buffers import KVBuffers
 from model.batch import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Decoding rows of neighbouring slots: flattened rows `first`.. at slots `slot`.."""
+class Group:
+    """One read of the keys and values at `start`..`stop`-1 for the flattened queries `first`..
+
+    Either query j reads slot `slot + j` (`n_slots == n`), or all n read `slot` (`n_slots == 1`).
+    """
 
     first: int
-    slot: int
     n: int
-    longest: int
-    mask: Tensor | None  # [n, 1, 1, longest]; None where all are equally long
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Several tokens of one session: flattened rows `first`.. at positions `past_length`.."""
-
-    first: int
     slot: int
-    past_length: int
-    n_new: int
+    n_slots: int
+    start: int
+    stop: int
+    mask: Tensor | None  # 0 or -inf, [n, 1, 1, keys] for neighbours, [n, keys] where shared
+    whole: bool  # these queries read nothing else
+    causal: bool = False  # the mask is the plain triangle
+
+    @property
+    def queries(self) -> slice:
+        """The group's queries among the flattened ones."""
+        return slice(self.first, self.first + self.n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where the flattened tokens of one batch read and write."""
+    """Where the flattened tokens of one batch read and write. Groups are in order of `start`."""
 
-    spans: tuple[Span, ...]
-    chunks: tuple[Chunk, ...]
+    groups: Sequence[Group]
     slots: Sequence[int]  # [N]
     positions: Sequence[int]  # [N]
     rows: npt.NDArray[np.int64]  # [N, 2, H], see `KVBuffers.rows_of`
 
 
-class Attention:
-    """Attention over one model's buffers."""
+class Planner:
+    """Plans over one model's buffers, with at most `max_queries` of a chunk in a group."""
 
-    def __init__(self, buffers: KVBuffers) -> None:
+    def __init__(self, buffers: KVBuffers, max_queries: int) -> None:
         shape = buffers.shape
         self._buffers = buffers
-        self._n_head = shape.n_head
-        self._d_head = shape.d_head
+        self._max_queries = max_queries
         hidden = torch.full((shape.n_ctx, shape.n_ctx), -torch.inf, dtype=shape.dtype)
         self._causal = hidden.triu_(1)  # [query position, key position]
 
-    def plan(self, rows: Sequence[Row]) -> Plan:
-        """How to attend for `rows`: decoding ones first, by slot, then chunks."""
+    def __call__(self, rows: Sequence[Row]) -> Plan:
+        """How to attend for `rows`, which are in the order of `in_order`."""
         n_decoding = sum(len(row.token_ids) == 1 for row in rows)
-        slots = [row.kv.slot for row in rows for _ in row.token_ids]
+        groups = list(self._decoding(rows[:n_decoding]))
+        first = n_decoding
+        for row in rows[n_decoding:]:
+            groups += self._chunk(row, first)
+            first += len(row.token_ids)
+        slots = [row.kv.slot_of(p) for row in rows for p in row.positions]
         positions = [p for row in rows for p in row.positions]
         return Plan(
-            spans=tuple(self._spans(rows[:n_decoding])),
-            chunks=tuple(_chunks(rows[n_decoding:], n_decoding)),
+            groups=sorted(groups, key=attrgetter("start")),
             slots=slots,
             positions=positions,
             rows=self._buffers.rows_of(slots, positions),
         )
 
-    def _spans(self, rows: Sequence[Row]) -> list[Span]:
-        spans = []
-        first = 0
-        while first < len(rows):
-            n = _neighbours(rows[first:])
-            lengths = [row.kv.length + 1 for row in rows[first : first + n]]
-            spans.append(
-                Span(
-                    first=first,
-                    slot=rows[first].kv.slot,
-                    n=n,
-                    longest=max(lengths),
-                    mask=self._mask(lengths),
-                )
-            )
-            first += n
-        return spans
+    def _decoding(self, rows: Sequence[Row]) -> Iterator[Group]:
+        reads = [visible(row.kv, row.kv.length + 1) for row in rows]
+        for depth in range(max(map(len, reads), default=0)):
+            first = 0
+            while first < len(reads):
+                runs = _at_depth(reads[first:], depth)
+                if runs:
+                    runs = runs[: _together(runs)]
+                    whole = all(len(read) == 1 for read in reads[first : first + len(runs)])
+                    yield self._group(runs, first, whole=whole)
+                first += max(1, len(runs))
 
-    def _mask(self, lengths: list[int]) -> Tensor | None:
-        if min(lengths) == max(lengths):
+    def _group(self, runs: Sequence[Run], first: int, *, whole: bool) -> Group:
+        is_shared = len(runs) > 1 and runs[0].slot == runs[1].slot
+        start, stop = runs[0].start, max(run.stop for run in runs)
+        mask = self._mask([run.stop for run in runs], start, stop)
+        return Group(
+            first=first,
+            n=len(runs),
+            slot=runs[0].slot,
+            n_slots=1 if is_shared else len(runs),
+            start=start,
+            stop=stop,
+            mask=mask if mask is None or is_shared else mask[:, None, None, :],
+            whole=whole,
+        )
+
+    def _mask(self, stops: Sequence[int], start: int, stop: int) -> Tensor | None:
+        """[n, keys]: query j sees the keys before `stops[j]`; None if all see all of them."""
+        if min(stops) == stop:
             return None
-        last = torch.tensor(lengths) - 1  # [n], each row's own position
-        return self._causal[last, : max(lengths)][:, None, None, :]
+        return self._causal[torch.tensor(stops) - 1, start:stop]
 
-    def __call__(self, layer: int, qkv: Tensor, plan: Plan) -> Tensor:
-        """Store this layer's keys and values, then attend. qkv [N, 3C] -> z [N, C]."""
-        qkv = qkv.view(-1, 3, self._n_head, self._d_head)
-        q = qkv[:, 0]  # [N, H, D]
-        self._buffers.store(layer, plan.rows, qkv[:, 1:])
-        parts = [self._attend_span(layer, q, span) for span in plan.spans]
-        parts += [self._attend_chunk(layer, q, chunk) for chunk in plan.chunks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _chunk(self, row: Row, first: int) -> Iterator[Group]:
+        for begin in range(0, len(row.token_ids), self._max_queries):
+            queries = row.positions[begin : begin + self._max_queries]
+            yield from self._queries(row.kv, queries, first + begin)
 
-    def _attend_span(self, layer: int, q: Tensor, span: Span) -> Tensor:
-        slots = slice(span.slot, span.slot + span.n)
-        z = scaled_dot_product_attention(
-            q[span.first : span.first + span.n].unsqueeze(2),  # [n, H, 1, D]
-            self._buffers.keys[slots, layer, :, : span.longest],
-            self._buffers.values[slots, layer, :, : span.longest],
-            attn_mask=span.mask,
-        )
-        return z.reshape(span.n, -1)
-
-    def _attend_chunk(self, layer: int, q: Tensor, chunk: Chunk) -> Tensor:
-        past, stop = chunk.past_length, chunk.past_length + chunk.n_new
-        own = q[chunk.first : chunk.first + chunk.n_new].transpose(0, 1).unsqueeze(0)
-        z = scaled_dot_product_attention(
-            own,  # [1, H, T, D]
-            self._buffers.keys[chunk.slot, layer, :, :stop].unsqueeze(0),
-            self._buffers.values[chunk.slot, layer, :, :stop].unsqueeze(0),
-            attn_mask=self._causal[past:stop, :stop] if past else None,
-            is_causal=not past,  # torch aligns this one to the upper left: right without a past
-        )
-        return z.transpose(1, 2).reshape(chunk.n_new, -1)
+    def _queries(self, kv: KV, positions: range, first: int) -> Iterator[Group]:
+        runs = visible(kv, positions.stop)
+        for run in runs:
+            begin = max(positions.start, run.start)  # queries before it see nothing of this run
+            masked = run.stop > begin + 1
+            yield Group(
+                first=first + begin - positions.start,
+                n=positions.stop - begin,
+                slot=run.slot,
+                n_slots=1,
+                start=run.start,
+                stop=run.stop,
+                mask=self._causal[begin : positions.stop, run.start : run.stop] if masked else None,
+                whole=len(runs) == 1,
+                causal=run.start == begin and run.stop == positions.stop,
+            )
 
 
 def in_order(rows: Sequence[Row]) -> list[int]:
-    """Indices of `rows` in the order that `Attention.plan` needs."""
-    return sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].kv.slot))
+    """Indices of `rows` in the order that a plan needs.
+
+    Decoding rows come first, those that read the same or adjacent slots beside each other.
+    """
+
+    def key(i: int) -> tuple[bool, list[tuple[int, int, int]]]:
+        row = rows[i]
+        runs = visible(row.kv, row.positions.stop)
+        return len(row.token_ids) > 1, [(run.start, run.slot, run.stop) for run in runs]
+
+    return sorted(range(len(rows)), key=key)
 
 
-def _neighbours(rows: Sequence[Row]) -> int:
-    """How many of the leading rows are worth one call: adjacent slots, little padding."""
+def visible(kv: KV, length: int) -> Sequence[Run]:
+    """The runs that hold positions 0..length-1, the last one cut there."""
+    runs = kv.runs
+    if len(runs) == 1:
+        return (Run(runs[0].slot, 0, length),)
+    return [Run(run.slot, run.start, min(run.stop, length)) for run in runs if run.start < length]
+
+
+def _at_depth(reads: Sequence[Sequence[Run]], depth: int) -> list[Run]:
+    """Run number `depth` of the leading rows, up to the first that has none."""
+    runs = []
+    for read in reads:
+        if len(read) <= depth:
+            break
+        runs.append(read[depth])
+    return runs
+
+
+def _together(runs: Sequence[Run]) -> int:
+    """How many of the leading runs are worth one call: adjacent or the same, little padding."""
+    if len(runs) == 1:
+        return 1
+    step = runs[1].slot - runs[0].slot  # 0: shared; 1: neighbours
     longest = total = 0
-    for n, row in enumerate(rows):
-        longest, total = max(longest, row.kv.length + 1), total + row.kv.length + 1
+    for n, run in enumerate(runs):
+        longest, total = max(longest, len(run)), total + len(run)
         padded = (n + 1) * longest - total
-        if row.kv.slot != rows[0].kv.slot + n or padded > total // 4 + 32 * n:
-            return n
-    return len(rows)
-
-
-def _chunks(rows: Sequence[Row], first: int) -> list[Chunk]:
-    chunks = []
-    for row in rows:
-        n_new = len(row.token_ids)
-        chunks.append(Chunk(first=first, slot=row.kv.slot, past_length=row.kv.length, n_new=n_new))
-        first += n_new
-    return chunks
+        in_line = run.slot == runs[0].slot + step * n and run.start == runs[0].start
+        if not in_line or step not in (0, 1) or padded > total // 4 + 32 * n:
+            return max(1, n)
+    return len(runs)

@@ -38,7 +38,7 @@ async def get_capabilities(service: TheService) -> Response:
             "model": facts.name,
             "fingerprint": facts.fingerprint,
             **_sizes(facts),
-            "dtype": facts.dtype,
+            **_precision(facts),
             "points": [str(point) for point in all_points(config)],
             "formats": [form.value for form in Form],
             "limits": _limits(service.settings),
@@ -46,6 +46,7 @@ async def get_capabilities(service: TheService) -> Response:
                 "bytes_total": kv.bytes_total,
                 "bytes_used": kv.bytes_used,
                 "bytes_shared": kv.bytes_shared,
+                "bytes_cached": kv.bytes_cached,
                 "bytes_per_token": kv.bytes_per_token,
             },
         }
@@ -60,9 +61,17 @@ def _card(facts: ModelFacts) -> dict[str, Any]:
         "owned_by": "stepscope",
         "source": facts.source,
         "fingerprint": facts.fingerprint,
-        "dtype": facts.dtype,
+        **_precision(facts),
         "max_model_len": facts.config.n_ctx,
         **_sizes(facts),
+    }
+
+
+def _precision(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "dtype": facts.dtype,
+        "kv_dtype": facts.kv_dtype,
+        "batch_invariant": facts.batch_invariant,
     }
 
 

@@ -1,4 +1,4 @@
-"""`/v1/sessions`: open, list, look at, roll back, close. The event loop."""
+"""`/v1/sessions`: open, list, look at, roll back, fork, close. The event loop."""
 
 from contextlib import ExitStack
 from typing import Annotated, Any
@@ -6,16 +6,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import BeforeValidator
 
-from engine.commands import Open, Truncate
+from engine.commands import Fork, Open, Truncate
+from engine.errors import PastLengthMismatch
 from server.answers import SessionDeleted, SessionList, SessionState, TokenList, documented
 from server.desk import Route, SessionId, TheService, json_response, json_when_done
 from server.errors import blaming
 from server.inputs import check_token_ids, plain_int, token_ids_of
-from server.schemas import OpenBody, TruncateBody
+from server.schemas import ForkBody, OpenBody, TruncateBody
+from sessions.errors import LengthOutOfRange
+from sessions.session import Session
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=Route)
 
 _NO_TOKENS = OpenBody()
+_ALL_OF_IT = ForkBody()
 
 
 @router.post("", **documented(SessionState, status=201))
@@ -90,3 +94,42 @@ async def truncate_session(
     """Roll back to the first `to` tokens."""
     command = Truncate(session_id=session_id, to=body.to, past_length=body.past_length)
     return json_response(service.wire.session(await service.engine.truncate(command)))
+
+
+@router.post("/{session_id}/fork", **documented(SessionState, status=201))
+async def fork_session(
+    service: TheService, session_id: SessionId, body: ForkBody = _ALL_OF_IT
+) -> Response:
+    """Branch: a new session that begins as this one does, with tokens of its own after it.
+
+    It never waits for what this session is doing. If its tokens are refused there is no branch.
+    """
+    engine, life = service.engine, ExitStack()
+    check_token_ids(body, engine.tokenizer)
+    _check_branch(engine.view(session_id).session, body)  # before a text costs anything
+    with engine.using(session_id):
+        token_ids = await token_ids_of(body, engine.tokenizer)
+    command = Fork(
+        session_id=session_id,
+        at=body.at,
+        past_length=body.past_length,
+        token_ids=token_ids,
+        ttl_seconds=body.ttl_seconds,
+        metadata=body.metadata,
+    )
+
+    async def work() -> dict[str, Any]:
+        life.enter_context(engine.using(session_id))
+        with blaming("at", LengthOutOfRange), blaming(body.given or "at"):
+            view = await engine.fork(command)
+        life.enter_context(engine.using(view.session.id))
+        return service.wire.session(view)
+
+    return json_when_done(service, work, life, status=201)
+
+
+def _check_branch(parent: Session, body: ForkBody) -> None:
+    if body.past_length not in (None, parent.past_length):
+        raise PastLengthMismatch(expected=body.past_length, past_length=parent.past_length)
+    with blaming("at", LengthOutOfRange):
+        parent.truncated(parent.past_length if body.at is None else body.at)

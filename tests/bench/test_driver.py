@@ -47,11 +47,20 @@ def test_order_is_reversed_every_round() -> None:
     assert "".join(log) == "abccbaabc"
 
 
-def test_a_disturbed_round_is_repeated_whole() -> None:
+def test_who_was_disturbed_has_another_turn_at_the_end_of_the_round() -> None:
     log: list[str] = []
-    workers = [FakeWorker("a", log, clean(1), clean(2)), FakeWorker("b", log, DIRTY, clean(3))]
-    assert measured(workers, n_rounds=1).medians() == [{"fake-a": 2.0, "fake-b": 3.0}]
-    assert "".join(log) == "abab"
+    workers = [FakeWorker("a", log, DIRTY, clean(1)), FakeWorker("b", log, clean(3))]
+    result = measured(workers, n_rounds=1)
+    assert result.medians() == [{"fake-a": 1.0, "fake-b": 3.0}]
+    assert result.counts("fake-a") == (5, 10)
+    assert "".join(log) == "aba"
+
+
+def test_few_clean_steps_of_two_turns_are_enough_together() -> None:
+    log: list[str] = []
+    some = [*clean(2)[:3], *DIRTY[:3]]
+    assert measured([FakeWorker("a", log, some)], n_rounds=1).medians() == [{"fake-a": 2.0}]
+    assert "".join(log) == "aa"
 
 
 def test_what_stays_disturbed_is_left_out_in_the_end() -> None:
@@ -59,11 +68,5 @@ def test_what_stays_disturbed_is_left_out_in_the_end() -> None:
     workers = [FakeWorker("a", log, clean(1)), FakeWorker("b", log, DIRTY)]
     result = measured(workers, n_rounds=1)
     assert result.medians() == [{"fake-a": 1.0}]
-    assert result.counts("fake-b") == (0, 5)
-    assert len(log) == 2 * driver.ATTEMPTS
-
-
-def test_an_engine_without_this_case_is_no_reason_to_repeat() -> None:
-    log: list[str] = []
-    measured([FakeWorker("a", log, clean(1)), FakeWorker("probe", log, [])], n_rounds=1)
-    assert len(log) == 2
+    assert result.counts("fake-b") == (0, 5 * driver.ATTEMPTS)
+    assert "".join(log) == "a" + "b" * driver.ATTEMPTS

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench.cases import CASES, ENGINES, Decode, EngineSpec, Prefill, matching
+from bench.cases import CASES, ENGINES, Decode, EngineSpec, Serve, matching
 from bench.driver import CaseResult
 from bench.report import TARGETS, Page, Ratio, Target, fastest, ratio
 from bench.samples import Sample
@@ -44,29 +44,61 @@ def test_an_engine_without_clean_steps_is_left_out_not_used_raw() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets_name_cases_and_engines_that_exist(target: Target) -> None:
-    assert any(case.name.startswith(target.cases) for case in CASES)
-    assert target.ours in {spec.name for spec in ENGINES}
-    assert any(target.accepts(spec) for spec in ENGINES)
+    cases = matching(CASES, [target.cases])
+    assert cases
+    for case in cases:
+        taking_part = matching(ENGINES, case.engines)
+        assert matching(taking_part, [target.ours])
+        assert matching(taking_part, target.others)
+
+
+READ = EngineSpec("read", "float32")
+SPECS = [
+    EngineSpec("stepscope", "float32"),
+    EngineSpec("stepscope", "int8"),
+    EngineSpec("transformers", "float32", "static"),
+    READ,
+]
 
 
 def test_page_shows_the_target_its_ratio_and_the_counts() -> None:
-    specs = [EngineSpec("stepscope", "float32"), EngineSpec("transformers", "float32", "static")]
-    page = Page(specs, {"CPU": "a quick one"}, [RESULT], [], {OURS: 7, STATIC: 7}).render()
-    row = "| decode-1x128 | stepscope-float32 | float32 | transformers-static-float32 "
-    assert row + "| 1.50 (1.25 to 2.00) | 0.95 | 158% |" in page
-    assert "| decode-1x128 | 2000.0 (15/15) | 3000.0 (15/15) |" in page
-    assert "## Embedding step" not in page
+    result = rounds({OURS: 2.0, STATIC: 3.0, READ.name: 1.0})
+    page = Page(SPECS, {"CPU": "a quick one"}, [result], next_ids={OURS: 7, STATIC: 7}).render()
+    row = f"| decode-1x128 | {OURS} | {STATIC} | 1.50 (1.50 to 1.50) | 1.00 | 150% | 50% |"
+    assert row in page
+    assert "| decode-1x128 | 2000.0 (5/5) | 3000.0 (5/5) | 1000.0 (5/5) |" in page
+    assert f"| {STATIC} | 7 |" in page
+    assert "per second" not in page
     assert "| CPU | a quick one |" in page
 
 
-def test_names_and_patterns() -> None:
-    assert [case.name for case in CASES if isinstance(case, Prefill)] == [
-        "prefill-128",
-        "prefill-1023",
-    ]
-    assert len({spec.name for spec in ENGINES}) == len(ENGINES)
-    assert [spec.name for spec in matching(ENGINES, ["read-*", OURS])] == [
-        OURS,
-        "read-float32",
-        "read-bfloat16",
-    ]
+def test_a_target_is_met_by_one_mode_in_all_rounds() -> None:
+    kept = rounds(
+        {OURS: 1.0, "stepscope-int8": 4.0, STATIC: 2.0},
+        {OURS: 4.0, "stepscope-int8": 1.0, STATIC: 2.0},
+        {OURS: 1.6, "stepscope-int8": 1.0, STATIC: 2.0},
+    )
+    kept.case = Decode(16, 128, 5)
+    page = Page(SPECS, {}, [kept]).render()
+    assert f"| decode-16x128 | stepscope-int8 | {STATIC} | 2.00 (0.50 to 2.00) | 1.30 |" in page
+
+
+def test_a_target_without_a_goal_is_only_reported() -> None:
+    specs = [EngineSpec("stepscope", "int8"), EngineSpec("ctranslate2", "int8")]
+    page = Page(specs, {}, [rounds({"stepscope-int8": 2.0, INT8: 1.0})]).render()
+    assert f"| decode-1x128 | stepscope-int8 | {INT8} | 0.50 (0.50 to 0.50) | none |  |" in page
+
+
+def test_served_tokens_are_shown_per_second() -> None:
+    specs = [EngineSpec("alone", "float32"), EngineSpec("http", "float32")]
+    result = rounds({"alone-float32": 0.004, "http-float32": 0.005})
+    result.case = Serve(16, 96)
+    page = Page(specs, {}, [result]).render()
+    assert "| serve-16 | 250 | 200 |" in page
+    assert "| serve-16 | http-float32 | alone-float32 | 0.80 (0.80 to 0.80) | 0.90 | 89% |" in page
+    assert "Milliseconds" not in page
+
+
+def test_tables_of_others_are_shown_as_they_are() -> None:
+    page = Page([], {}, tables={"Fork": [{"ours": OURS, "fork_us": 37.512}]}).render()
+    assert "## Fork\n\n| ours | fork_us |\n| --- | --- |\n| stepscope-float32 | 37.51 |" in page

@@ -1,196 +1,281 @@
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    MultipleResults,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
 
-from cache.accounting import KV, Ledger
+from cache.accounting import KV, Copy, Ledger, Run
 from cache.errors import CacheFull
 
+KEYS = range(100)  # one key a position
 
-def ledger(*, n_slots: int = 3, total_pieces: int = 6, piece: int = 4) -> Ledger:
-    return Ledger(n_slots=n_slots, total_pieces=total_pieces, piece=piece)
+
+def ledger(*, n_slots: int = 3, total_pieces: int = 9, piece: int = 4) -> Ledger:
+    return Ledger(n_slots=n_slots, total_pieces=total_pieces, slot_pieces=4, piece=piece)
 
 
 def numbers(kv: KV) -> tuple[int, int, int, int]:
-    return kv.length, kv.written, kv.n_pieces, kv.reserved
+    return kv.length, kv.ready, kv.written, kv.owned
 
 
-def step(kv: KV, n_new: int) -> None:
+def step(books: Ledger, kv: KV, n_new: int) -> None:
+    """Steps that need nothing dropped and nothing copied."""
+    assert books.reserve(kv, kv.length + n_new) == ([], None)
     kv.stage(n_new)
     kv.advance(n_new)
+
+
+def opened(books: Ledger, length: int) -> KV:
+    kv = books.open()
+    step(books, kv, length)
+    return kv
+
+
+def left_cached(books: Ledger, length: int, owner: str = "") -> None:
+    """A session that came and went."""
+    kv = opened(books, length)
+    books.index(kv, owner, KEYS)
+    books.close(kv)
 
 
 def test_a_session_from_open_to_close_in_exact_numbers() -> None:
     books = ledger()
     kv = books.open()
-    assert (kv.slot, numbers(kv), books.free_pieces, books.free_slots) == (0, (0, 0, 0, 0), 6, 2)
-    books.reserve(kv, 9)
-    assert (numbers(kv), books.used_pieces) == ((0, 0, 3, 12), 3)
+    assert (kv.slots, numbers(kv), books.free_pieces, books.free_places) == ([], (0, 0, 0, 0), 9, 2)
+    assert books.reserve(kv, 9) == ([], None)
+    assert (kv.slots, kv.reserved, kv.runs) == ([0, 0, 0], 12, (Run(0, 0, 12),))
+    assert books.free_pieces == 6
     kv.stage(6)
-    assert numbers(kv) == (0, 6, 3, 12)
+    assert numbers(kv) == (0, 0, 6, 0)
     kv.advance(6)
-    assert numbers(kv) == (6, 6, 3, 12)
+    assert numbers(kv) == (6, 6, 6, 0)
     kv.stage(3)
-    assert numbers(kv) == (6, 9, 3, 12)
-    assert books.shrink(kv, 6) == range(6, 9)  # the staged rows were never whole
-    assert (numbers(kv), books.used_pieces) == ((6, 6, 2, 8), 2)
-    assert books.shrink(kv, 1) == range(1, 6)
-    assert (numbers(kv), books.used_pieces) == ((1, 1, 1, 4), 1)
-    assert books.close(kv) == range(1)
-    assert (books.used_pieces, books.free_pieces, books.free_slots) == (0, 6, 3)
+    assert numbers(kv) == (6, 6, 9, 0)
+    assert books.truncate(kv, 6) == [Run(0, 6, 9), Run(0, 8, 12)]
+    assert (numbers(kv), kv.runs, books.free_pieces) == ((6, 6, 6, 0), (Run(0, 0, 8),), 7)
+    assert books.truncate(kv, 1) == [Run(0, 4, 8)]  # what is taken back stays until it is written
+    assert (numbers(kv), kv.slots, books.free_pieces) == ((1, 1, 1, 0), [0], 8)
+    assert books.close(kv) == [Run(0, 0, 4)]
+    assert (books.free_pieces, books.free_places) == (9, 3)
     books.check()
 
 
 @pytest.mark.parametrize(("length", "pieces"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
 def test_pieces_for_a_length(length: int, pieces: int) -> None:
     assert ledger().pieces_for(length) == pieces
+    assert ledger().pieces_needed(None, length) == pieces
 
 
-def test_reserving_what_is_held_takes_nothing() -> None:
+def test_reserving_what_is_there_takes_nothing() -> None:
     books = ledger()
     kv = books.open()
     books.reserve(kv, 8)
     for length in (0, 1, 5, 8):
-        books.reserve(kv, length)
-        assert (numbers(kv), books.used_pieces) == ((0, 0, 2, 8), 2)
+        assert books.pieces_needed(kv, length) == 0
+        assert books.reserve(kv, length) == ([], None)
+        assert (kv.slots, books.free_pieces) == ([0, 0], 7)
 
 
 def test_the_whole_budget_can_be_held_and_not_one_piece_more() -> None:
-    books = ledger()
-    a, b = books.open(), books.open()
-    books.reserve(a, 16)
+    books = ledger(total_pieces=6)
+    a, b = opened(books, 16), books.open()
     with pytest.raises(CacheFull) as full:
         books.reserve(b, 9)
-    assert (full.value.needed_pieces, full.value.free_pieces, full.value.free_slots) == (3, 2, 1)
-    assert (numbers(b), books.used_pieces) == ((0, 0, 0, 0), 4)
+    assert (full.value.needed_pieces, full.value.free_pieces, full.value.free_places) == (3, 2, 1)
+    assert (b.slots, books.free_pieces) == ([], 2)
     books.reserve(b, 8)
-    assert books.free_pieces == 0
+    assert (a.slots, b.slots, books.free_pieces) == ([0] * 4, [1, 1], 0)
     books.check()
 
 
-def test_the_lowest_free_slot_is_taken_first() -> None:
-    books = ledger(n_slots=4)
-    held = [books.open() for _ in range(4)]
-    assert [kv.slot for kv in held] == [0, 1, 2, 3]
-    with pytest.raises(CacheFull):
-        books.open()
-    for kv in (held[2], held[0], held[3]):
-        books.close(kv)
-    assert [books.open().slot for _ in range(3)] == [0, 2, 3]
+def test_there_are_as_many_places_as_slots() -> None:
+    books = ledger(n_slots=2)
+    first = books.open()
+    books.fork(first, 0)
+    for again in (books.open, lambda: books.fork(first, 0)):
+        with pytest.raises(CacheFull) as full:
+            again()
+        assert (full.value.needed_pieces, full.value.free_places) == (0, 0)
+    books.close(first)
+    assert books.free_places == 1
     books.check()
 
 
-def test_shrinking_to_more_than_is_present_keeps_only_what_is_present() -> None:
+def test_a_fork_shares_and_copies_one_partial_piece_when_it_writes() -> None:
     books = ledger()
-    kv = books.open()
-    books.reserve(kv, 12)
-    step(kv, 5)
-    kv.stage(4)  # a rebuild that failed: rows 5..8 may hold anything
-    assert books.shrink(kv, 8) == range(5, 9)
-    assert (numbers(kv), books.used_pieces) == ((5, 5, 2, 8), 2)
+    parent = opened(books, 10)
+    child = books.fork(parent, 6)
+    assert (child.slots, numbers(child), books.free_pieces) == ([0, 0], (6, 6, 6, 2), 6)
+    with pytest.raises(AssertionError, match="shared piece"):
+        child.stage(1)
+    assert books.pieces_needed(child, 6) == 0
+    assert books.pieces_needed(child, 9) == 2  # one for the copy
+    assert books.reserve(child, 9) == ([], Copy(0, 1, range(4, 6)))
+    assert (child.slots, numbers(child)) == ([0, 1, 1], (6, 6, 6, 1))
+    assert (child.runs, books.free_pieces) == ((Run(0, 0, 4), Run(1, 4, 12)), 4)
+    assert [child.slot_of(position) for position in (0, 3, 4, 11)] == [0, 0, 1, 1]
+    step(books, parent, 2)
+    step(books, child, 3)
+    assert books.close(parent) == [Run(0, 4, 12)]
+    assert books.close(child) == [Run(0, 0, 4), Run(1, 4, 12)]
+    books.check()
 
 
-def test_stepping_without_room_or_past_what_was_staged_is_a_bug() -> None:
+def test_a_fork_where_a_piece_ends_copies_nothing() -> None:
     books = ledger()
+    child = books.fork(opened(books, 10), 8)
+    assert books.pieces_needed(child, 9) == 1
+    assert books.reserve(child, 9) == ([], None)
+    assert child.runs == (Run(0, 0, 8), Run(1, 8, 12))
+
+
+def test_a_fork_has_at_most_what_its_parent_has() -> None:
+    books = ledger()
+    parent = opened(books, 6)
+    parent.stage(1)
+    assert (books.fork(parent, 7).length, books.fork(parent, 0).slots) == (6, [])
+    books.check()
+
+
+def test_the_owner_goes_on_writing_behind_the_rows_that_a_child_reads() -> None:
+    books = ledger()
+    parent = opened(books, 6)
+    child = books.fork(parent, 6)
+    step(books, parent, 1)
+    assert books.truncate(parent, 7) == []  # takes nothing back
+    step(books, parent, 1)
+    assert (parent.slots, child.slots, books.pool.n_shared) == ([0, 0], [0, 0], 2)
+    books.check()
+
+
+def test_an_owner_that_takes_rows_back_copies_before_it_writes_over_them() -> None:
+    books = ledger()
+    parent = opened(books, 8)
+    child = books.fork(parent, 7)
+    assert books.truncate(parent, 6) == []
+    assert (numbers(parent), parent.slots) == ((6, 6, 6, 2), [0, 0])
+    assert books.reserve(parent, 7) == ([], Copy(0, 1, range(4, 6)))
+    assert (parent.slots, child.slots) == ([0, 1], [0, 0])
+    assert books.reserve(child, 8) == ([], None)  # it is alone with that piece now
+    assert numbers(child) == (7, 7, 7, 1)
+    books.check()
+
+
+def test_what_a_failed_step_left_in_a_shared_piece_is_dropped_and_no_more() -> None:
+    books = ledger()
+    parent = opened(books, 6)
+    books.fork(parent, 5)
+    parent.stage(2)
+    assert books.truncate(parent, 2) == [Run(0, 6, 8)]
+    books.check()
+
+
+def test_a_hundred_forks_of_one_prefix_hold_it_once() -> None:
+    books = ledger(n_slots=101, total_pieces=300)
+    parent = opened(books, 15)
+    children = [books.fork(parent, 14) for _ in range(100)]
+    assert (books.pool.n_held, books.pool.n_shared) == (4, 4)
+    copies = [books.reserve(child, 15)[1] for child in children]
+    assert copies == [Copy(0, slot, range(12, 14)) for slot in range(1, 101)]
+    assert (books.pool.n_held, books.pool.n_shared) == (104, 3)
+    books.check()
+
+
+def test_a_closed_session_is_found_by_the_next_that_begins_so() -> None:
+    books = ledger()
+    left_cached(books, 10)
+    assert (books.free_pieces, books.pool.n_cached) == (9, 2)
     kv = books.open()
-    with pytest.raises(AssertionError, match="without room"):
-        kv.stage(1)
-    books.reserve(kv, 4)
-    kv.stage(2)
-    with pytest.raises(AssertionError, match="past what was staged"):
-        kv.advance(3)
+    assert books.adopt(kv, "", KEYS, limit=9) == []
+    assert (kv.slots, numbers(kv)) == ([0, 0], (0, 8, 8, 2))
+    assert (books.free_pieces, books.pool.n_cached) == (7, 0)
+    with pytest.raises(AssertionError, match="ready"):
+        kv.stage(0)
+    kv.advance(5)
+    with pytest.raises(AssertionError, match="past"):
+        kv.advance(4)
+    assert numbers(kv) == (5, 8, 8, 2)
+    kv.advance(3)
+    step(books, kv, 2)
+    assert (kv.slots, numbers(kv)) == ([0] * 3, (10, 10, 10, 2))
+    books.check()
+
+
+@pytest.mark.parametrize(("limit", "ready"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (99, 8)])
+def test_only_whole_pieces_within_the_limit_are_adopted(limit: int, ready: int) -> None:
+    books = ledger()
+    left_cached(books, 11)
+    kv = books.open()
+    books.adopt(kv, "", KEYS, limit=limit)
+    assert numbers(kv) == (0, ready, ready, ready // 4)
+    books.check()
+
+
+def test_adopted_pieces_replace_own_ones_from_the_last_row_on() -> None:
+    books = ledger()
+    left_cached(books, 12)
+    kv = opened(books, 6)
+    books.reserve(kv, 14)
+    kv.stage(5)
+    assert books.adopt(kv, "", KEYS[:6], limit=6) == []  # it has more itself
+    assert kv.slots == [1, 1, 1, 1]
+    assert books.adopt(kv, "", KEYS, limit=12) == [Run(1, 6, 11), Run(1, 4, 16)]
+    assert (kv.slots, numbers(kv)) == ([1, 0, 0], (6, 12, 12, 3))
+    assert books.adopt(kv, "", KEYS, limit=12) == []
+    books.check()
+
+
+def test_another_owner_finds_nothing() -> None:
+    books = ledger()
+    left_cached(books, 8, owner="a")
+    kv = books.open()
+    books.adopt(kv, "b", KEYS, limit=8)
+    assert numbers(kv) == (0, 0, 0, 0)
+
+
+def test_rows_ready_are_given_up_by_truncating() -> None:
+    books = ledger()
+    left_cached(books, 8)
+    kv = books.open()
+    books.adopt(kv, "", KEYS, limit=8)
+    kv.advance(3)
+    assert books.truncate(kv, 3) == []
+    assert (kv.slots, numbers(kv), books.pool.n_cached) == ([0], (3, 3, 3, 1), 1)
+    books.check()
+
+
+def test_a_lone_holder_writes_in_its_piece_at_the_price_of_the_index() -> None:
+    """It needs no room for that, not even in a cache that is full."""
+    books = ledger(n_slots=1, total_pieces=3)
+    kv = opened(books, 12)
+    books.index(kv, "", KEYS)
+    assert books.truncate(kv, 3) == []
+    assert (books.pool.n_cached, books.pieces_needed(kv, 4)) == (2, 0)
+    assert books.reserve(kv, 4) == ([Run(0, 4, 12)], None)
+    assert (kv.slots, numbers(kv), books.pool.n_cached) == ([0], (3, 3, 3, 0), 0)
+    books.check()
+
+
+def test_what_is_new_is_indexed_and_what_was_is_not_offered_again() -> None:
+    books = ledger()
+    kv = opened(books, 7)
+    books.index(kv, "", KEYS)
+    assert (kv.indexed, list(books.pool.index)) == (1, [(0, 0)])
+    step(books, kv, 5)
+    books.index(kv, "", KEYS[:9])  # three pieces of rows, two of keys
+    assert (kv.indexed, list(books.pool.index)) == (2, [(0, 0), (0, 1)])
+    books.truncate(kv, 5)
+    assert kv.indexed == 1
+    books.check()
 
 
 def test_check_sees_cooked_books() -> None:
     books = ledger()
-    kv = books.open()
-    books.reserve(kv, 4)
-    books.used_pieces += 1
+    kv = opened(books, 6)
+    child = books.fork(kv, 6)
+    books.check()
+    for name, wrong in [("length", 7), ("ready", 5), ("written", 9), ("owned", 3), ("runs", ())]:
+        right = getattr(kv, name)
+        setattr(kv, name, wrong)
+        with pytest.raises(AssertionError):
+            books.check()
+        setattr(kv, name, right)
+    child.owned = 1  # two owners of one piece
     with pytest.raises(AssertionError):
         books.check()
-    books.used_pieces -= 1
-    kv.length = 1
-    with pytest.raises(AssertionError):
-        books.check()
-
-
-class AnyBooks(RuleBasedStateMachine):
-    """Any sequence of changes, against a plain record of what each session should have."""
-
-    places = Bundle("places")
-
-    @initialize(n_slots=st.integers(1, 4), pieces=st.integers(4, 12), piece=st.integers(1, 5))
-    def begin(self, n_slots: int, pieces: int, piece: int) -> None:
-        self.books = Ledger(n_slots=n_slots, total_pieces=pieces, piece=piece)
-        self.present: dict[int, int] = {}  # slot -> rows present
-        self.dirty: dict[int, set[int]] = {}  # slot -> positions that were ever written
-
-    @rule(target=places)
-    def open(self) -> KV | MultipleResults[KV]:
-        free = sorted(set(range(self.books.n_slots)) - set(self.present))
-        if not free:
-            with pytest.raises(CacheFull):
-                self.books.open()
-            return multiple()
-        kv = self.books.open()
-        assert kv.slot == free[0]
-        self.present[kv.slot], self.dirty[kv.slot] = 0, set()
-        return kv
-
-    @rule(kv=places, length=st.integers(0, 30))
-    def reserve(self, kv: KV, length: int) -> None:
-        more = max(0, -(-length // self.books.piece) - kv.n_pieces)
-        before = numbers(kv), self.books.used_pieces
-        if more > self.books.free_pieces:
-            with pytest.raises(CacheFull):
-                self.books.reserve(kv, length)
-            assert (numbers(kv), self.books.used_pieces) == before
-        else:
-            self.books.reserve(kv, length)
-            assert kv.reserved >= length
-            assert self.books.used_pieces == before[1] + more
-
-    @rule(kv=places, n=st.integers(1, 8), whole=st.booleans())
-    def write(self, kv: KV, n: int, whole: bool) -> None:
-        n = min(n, kv.reserved - kv.length)
-        kv.stage(n)
-        self.dirty[kv.slot] |= set(range(kv.length, kv.length + n))
-        if whole:
-            kv.advance(n)
-            self.present[kv.slot] += n
-
-    @rule(kv=places, length=st.integers(0, 30))
-    def shrink(self, kv: KV, length: int) -> None:
-        dropped = self.books.shrink(kv, length)
-        self.present[kv.slot] = min(self.present[kv.slot], length)
-        self.dirty[kv.slot] -= set(dropped)
-        assert self.dirty[kv.slot] == set(range(self.present[kv.slot]))
-        assert kv.n_pieces <= self.books.pieces_for(length)
-
-    @rule(kv=consumes(places))
-    def close(self, kv: KV) -> None:
-        dropped = self.books.close(kv)
-        assert self.dirty.pop(kv.slot) <= set(dropped)
-        del self.present[kv.slot]
-
-    @invariant()
-    def the_books_are_right(self) -> None:
-        if not hasattr(self, "books"):
-            return
-        self.books.check()
-        held = {slot: kv.length for slot, kv in self.books._held.items()}
-        assert held == self.present
-        assert self.books.free_slots == self.books.n_slots - len(self.present)
-
-
-TestAnyBooks = AnyBooks.TestCase
-TestAnyBooks.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

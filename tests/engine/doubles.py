@@ -41,8 +41,11 @@ class Watched:
     def forward(self, rows: Rows) -> list[Captured]:
         captured = self._model.forward(rows)
         self.passes.append([row.positions for row in rows])
-        self.slots.append([row.kv.slot for row in rows])
+        self.slots.append([row.kv.slots[0] for row in rows])
         return captured
+
+    def look_up(self, row: Row) -> Captured:
+        return self._model.look_up(row)
 
     def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
         return self._model.logits(wanted)

@@ -14,7 +14,7 @@ import pytest
 from cache.accounting import PIECE
 from cache.kv import KVCache
 from embedding.tokenizer import Tokenizer
-from engine.commands import Append, Capture, Generate, Open
+from engine.commands import Append, Capture, Fork, Generate, Open
 from engine.events import Done, Failed, Progress, StepRecord
 from engine.facade import Engine
 from engine.limits import Limits
@@ -63,6 +63,12 @@ class Rig:
         command = Open(token_ids=tuple(token_ids), ttl_seconds=ttl, owner=owner)
         return (await self.engine.open(command)).session.id
 
+    async def fork(
+        self, session_id: str, at: int | None = None, token_ids: Sequence[int] = (), **more: Any
+    ) -> str:
+        command = Fork(session_id=session_id, at=at, token_ids=tuple(token_ids), **more)
+        return (await self.engine.fork(command)).session.id
+
     def append(
         self, session_id: str, token_ids: Sequence[int], *, atomic: bool = True, **more: Any
     ) -> Reply:
@@ -101,8 +107,8 @@ class Rig:
         """The sessions that have a place in the cache."""
         return set(self.engine._thread.places._places)
 
-    def slots_in_use(self) -> int:
-        return self.cache.ledger.n_slots - self.cache.ledger.free_slots
+    def n_places(self) -> int:
+        return self.cache.ledger.n_slots - self.cache.free_places
 
     async def settled(self) -> None:
         """Wait until no request is left and the model thread has nothing more to do."""

@@ -110,7 +110,7 @@ async def test_open_at_the_limits_of_the_context() -> None:
                     Open(token_ids=tuple(some_ids(n)), prepend_bos=bos, ttl_seconds=9)
                 )
         assert len(rig.engine.registry) == 3
-        assert rig.slots_in_use() == 3
+        assert rig.n_places() == 3
 
 
 @in_loop

@@ -45,7 +45,7 @@ async def test_x07_4_times_8_greedy_sessions_at_once_equal_their_solo_runs() -> 
         together = await asyncio.gather(*[told(rig, p, 24, greedy) for p in prompts * 4])
         assert together == alone * 4
         assert max(map(len, rig.model.passes)) > 16
-        assert rig.slots_in_use() == 0
+        assert rig.n_places() == 0
 
 
 @in_loop
@@ -136,7 +136,7 @@ async def test_any_traffic_at_once_ends_and_leaves_what_each_was_told() -> None:
 
     async with running(budget_bytes=pieces(30), max_rows=5, prefill_chunk=7) as rig:
         await asyncio.gather(*[client(rig, seed) for seed in range(20)])
-        assert (rig.slots_in_use(), len(rig.engine.registry)) == (0, 0)
+        assert (rig.n_places(), len(rig.engine.registry)) == (0, 0)
 
 
 @in_loop
@@ -152,5 +152,5 @@ async def test_x02_deleting_at_any_moment_of_a_stream() -> None:
                 await ended(reply)
             with pytest.raises(SessionNotFound):
                 rig.engine.view(session_id)
-            assert rig.slots_in_use() == 0
+            assert rig.n_places() == 0
         rig.check()

@@ -123,7 +123,7 @@ async def test_a_fault_while_opening_leaves_no_session_and_no_place() -> None:
         with pytest.raises(StepFailed):
             await rig.open(some_ids(30))
         assert len(rig.engine.registry) == 0
-        assert (rig.slots_in_use(), rig.cache.usage().bytes_used) == (0, 0)
+        assert (rig.n_places(), rig.cache.usage().bytes_used) == (0, 0)
 
 
 @in_loop
@@ -161,15 +161,15 @@ async def test_a_row_whose_numbers_are_not_finite_fails_alone() -> None:
     """The poison is planted in one slot's cache, where only its own session reads it."""
     async with running() as rig:
         ill, mate = await rig.open(some_ids(9)), await rig.open(some_ids(8))
-        slot = rig.engine._thread.places._places[ill].slot
-        rig.cache.buffers.values[slot, :, :, 3] = float("nan")
+        slot = rig.engine._thread.places._places[ill].slots[0]
+        rig.cache.buffers.values[:, slot, :, 3] = float("nan")
         talk = rig.generate(mate, 30, ignore_eos=True)
         _, event = await failed(rig.append(ill, [1, 2]))
         assert event.session == rig.session(ill)
         together = ids_of((await talk.result()).records)
         alone = await rig.generated(await rig.open(some_ids(8)), 30, ignore_eos=True)
         assert together == ids_of(alone.records)
-        assert np.isfinite(rig.cache.buffers.values[slot, :, :, 9:].numpy()).all()
+        assert np.isfinite(rig.cache.buffers.values[:, slot, :, 9:].numpy()).all()
 
 
 @pytest.mark.parametrize("position", [4, 9])
@@ -318,7 +318,7 @@ async def test_an_opening_that_is_lost_leaves_no_session_and_no_place(
         await rig.settled()
         assert len(rig.engine.registry) == 0
         assert rig.places() == set()
-        assert (rig.slots_in_use(), rig.cache.usage().bytes_used) == (0, 0)
+        assert (rig.n_places(), rig.cache.usage().bytes_used) == (0, 0)
 
 
 @in_loop
@@ -340,7 +340,7 @@ async def test_a_lost_deletion_is_told_and_made_up_for() -> None:
         with pytest.raises(StepFailed):
             await rig.engine.delete(session_id)
         await rig.settled()
-        assert rig.slots_in_use() == 0
+        assert rig.n_places() == 0
         await eventually(lambda: session_id not in log.sessions)  # a restart would bring it back
 
 

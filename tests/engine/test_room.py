@@ -1,11 +1,13 @@
 """The K/V budget: who gets room, who loses it, and that results do not tell."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import pytest
 
+from cache.accounting import KV, PIECE
 from cache.kv import KVCache
 from engine.commands import Truncate
 from engine.errors import Cancelled, NoRoom
@@ -13,6 +15,7 @@ from engine.events import Failed
 from engine.places import Places
 from model.gpt2 import cache_shape
 from model.points import Point
+from sessions.session import Session
 from tests.agreement import assert_agrees
 from tests.engine.doubles import Gated
 from tests.engine.rig import (
@@ -48,7 +51,8 @@ async def test_the_session_used_longest_ago_is_evicted_and_rebuilt_when_touched(
         await rig.appended(a, [7])  # a is in use after b
         c = await rig.open(some_ids(40, seed=3))
         assert [kv(rig, s) for s in (a, b, c)] == ["resident", "evicted", "resident"]
-        assert (rig.engine.stats().evictions, rig.cache.usage().bytes_used) == (1, pieces(4))
+        assert rig.engine.stats().evictions == {"room": 1, "preempted": 0, "prefix": 1}
+        assert rig.cache.usage().bytes_used == pieces(4)
         assert rig.length(b) == 40  # the ids are kept
         rig.check()
         done = await rig.appended(b, some_ids(3, seed=4), capture=ALL)
@@ -93,9 +97,10 @@ async def test_truncating_an_evicted_session_rebuilds_only_what_is_left() -> Non
 
 @in_loop
 async def test_m01_who_finds_no_room_is_told_before_a_step_and_nothing_waits() -> None:
-    async with running(partial(Gated, open_passes=2), budget_bytes=pieces(4)) as rig:
-        a, b = await rig.open(some_ids(40)), await rig.open(some_ids(30, seed=1))
-        busy = rig.generate(a, 88, ignore_eos=True)  # the whole budget
+    few = partial(Gated, open_passes=7)
+    async with running(few, budget_bytes=pieces(4), prefill_chunk=16) as rig:
+        a, b = await rig.open(some_ids(70)), await rig.open(some_ids(30, seed=1))
+        busy = rig.append(a, some_ids(40, seed=2))  # the whole budget
         await happened(gate(rig).arrived)
         refused = rig.append(b, [1])
         gate(rig).let(1)
@@ -105,7 +110,6 @@ async def test_m01_who_finds_no_room_is_told_before_a_step_and_nothing_waits() -
         assert rig.length(b) == 30
         assert not rig.engine.registry.is_busy(b)
         opening = asyncio.create_task(rig.open([5]))
-        gate(rig).let(1)
         with pytest.raises(NoRoom):
             await opening
         assert len(rig.engine.registry) == 2
@@ -124,7 +128,7 @@ async def test_what_can_never_fit_is_refused_and_evicts_nobody() -> None:
         with pytest.raises(NoRoom):
             await rig.open(some_ids(65))
         assert kv(rig, session_id) == "resident"
-        assert rig.engine.stats().evictions == 0
+        assert not any(rig.engine.stats().evictions.values())
         await rig.appended(session_id, some_ids(44))
         with pytest.raises(NoRoom):
             await rig.appended(session_id, [1])
@@ -168,7 +172,15 @@ async def test_a_slot_is_as_scarce_as_a_piece() -> None:
         assert [kv(rig, s) for s in sessions] == ["evicted"] * 2 + ["resident"] * 3
         empty = await rig.open()  # holds nothing, takes nothing from anybody
         assert kv(rig, empty) == "resident"
-        assert rig.engine.stats().evictions == 2
+        assert rig.engine.stats().evictions["room"] == 2
+
+
+def session(name: str, token_ids: Sequence[int] = ()) -> Session:
+    return Session(id=name, created=0, ttl_seconds=1, token_ids=tuple(token_ids))
+
+
+def take(places: Places, name: str, *, length: int, kept: int = 0) -> KV:
+    return places.take(session(name, [0] * kept), tokens=(), reusable=0, length=length)
 
 
 def test_places_evict_the_fewest_and_never_who_is_at_work() -> None:
@@ -176,20 +188,19 @@ def test_places_evict_the_fewest_and_never_who_is_at_work() -> None:
     at_work = {"a"}
     places = Places(cache, lambda: at_work)
     for name, length in (("a", 64), ("b", 32), ("c", 32), ("d", 64)):
-        places.take(name, kept=0, length=length)
-    for name in "abcd":
-        places._places[name].stage(1)
-        places._places[name].advance(1)
-    places.take("e", kept=0, length=60)  # two pieces and a slot: b and c, though d alone would do
+        kv = take(places, name, length=length)
+        kv.stage(1)
+        kv.advance(1)
+    take(places, "e", length=60)  # two pieces and a place: b and c, though d alone would do
     assert list(places._places) == ["a", "d", "e"]
     places.check()
     at_work |= {"d", "e"}
     with pytest.raises(NoRoom):
-        places.take("f", kept=0, length=1)
+        take(places, "f", length=1)
     assert list(places._places) == ["a", "d", "e"]
     places.trim("d", 0)
-    places.take("f", kept=0, length=64)
-    assert (places.evictions, cache.usage().bytes_used) == (2, pieces(6))
+    take(places, "f", length=64)
+    assert (places.evicted["room"], cache.usage().bytes_used) == (2, pieces(6))
     places.forget("unknown")
     places.check()
 
@@ -198,12 +209,12 @@ def test_a_place_taken_again_keeps_only_what_the_session_has() -> None:
     """As when the log lost a commit whose rows are in the cache."""
     cache = KVCache(cache_shape(CONFIG, "float32"), budget_bytes=pieces(6), max_slots=4)
     places = Places(cache, set)
-    place = places.take("a", kept=0, length=50)
+    place = take(places, "a", length=50)
+    slot = place.slots[0]
     place.stage(50)
-    cache.buffers.ln_f[place.slot, :50] = 1
+    cache.buffers.ln_f[slot, :50] = 1
     place.advance(50)
-    again = places.take("a", kept=20, length=40)
-    assert again is place
-    assert (place.length, place.n_pieces) == (20, 2)
-    assert np.count_nonzero(cache.buffers.ln_f[place.slot, :, 0].numpy()) == 20
-    assert places.take("a", kept=99, length=99).length == 20  # the rest is rebuilt
+    assert take(places, "a", kept=20, length=40) is place
+    assert (place.length, place.reserved) == (20, 64)
+    assert np.count_nonzero(cache.buffers.ln_f[slot, :, 0].numpy()) == PIECE  # no whole piece more
+    assert take(places, "a", kept=99, length=99).length == 20  # the rest is rebuilt

@@ -205,7 +205,7 @@ async def test_a_cancelled_open_leaves_no_session_and_no_place() -> None:
         await rig.engine._requests.none_left.wait()
         await rig.settled()
         assert len(rig.engine.registry) == 0
-        assert (rig.slots_in_use(), rig.cache.usage().bytes_used) == (0, 0)
+        assert (rig.n_places(), rig.cache.usage().bytes_used) == (0, 0)
 
 
 @in_loop
@@ -226,7 +226,7 @@ async def test_s01_streams_closed_after_their_first_event_do_no_harm() -> None:
             assert abs(ours - theirs).max() < 1e-4
             for view in rig.engine.views(limit=9).views:
                 await rig.engine.delete(view.session.id)
-        assert rig.slots_in_use() == 0
+        assert rig.n_places() == 0
 
 
 @in_loop
@@ -312,7 +312,7 @@ async def test_x02_deleting_ends_a_stream_and_returns_its_memory_once() -> None:
         assert isinstance(event, Failed)
         assert isinstance(event.error, SessionDeleted)
         await rig.settled()
-        assert (rig.slots_in_use(), rig.cache.usage().bytes_used) == (0, 0)
+        assert (rig.n_places(), rig.cache.usage().bytes_used) == (0, 0)
         with pytest.raises(SessionNotFound):
             rig.append(session_id, [1])
         rig.check()

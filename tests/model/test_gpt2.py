@@ -52,7 +52,7 @@ def kv() -> KV:
 def _closes_its_sessions() -> Iterator[None]:
     yield
     for steps in (SHORT_STEPS, LONG_STEPS):
-        for kv in list(steps.cache.ledger._held.values()):
+        for kv in list(steps.cache.ledger._places):
             steps.cache.close(kv)
         steps.cache.check()
 
@@ -125,11 +125,11 @@ def test_keys_values_and_ln_f_rows_in_the_cache_are_the_references(kv: KV) -> No
     buffers, expected = SHORT_STEPS.cache.buffers, reference_points(LIVELY, token_ids)
     for layer in range(SMALL.n_layer):
         for part, name in ((buffers.keys, "k"), (buffers.values, "v")):
-            rows = part[kv.slot, layer].transpose(0, 1)  # [n_ctx, H, D]
+            rows = part[layer, kv.slots[0]].transpose(0, 1)  # [n_ctx, H, D]
             assert_agrees(rows[:50], expected[f"{name}.{layer}"], what=name)
             assert not rows[50:].any()
-    assert_agrees(buffers.ln_f[kv.slot, :50], expected["ln_f"])
-    assert not buffers.ln_f[kv.slot, 50:].any()
+    assert_agrees(buffers.ln_f[kv.slots[0], :50], expected["ln_f"])
+    assert not buffers.ln_f[kv.slots[0], 50:].any()
 
 
 def test_1000_cached_steps_agree_with_one_pass_of_transformers(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_twin_that_restarts_positions_at_0_is_told_apart(kv: KV) -> None:
     bug = [0, 1, *([0] * 40)]
     restarted = reference_points(LIVELY, prompt + ours, positions=bug)["ln_f"]
     with pytest.raises(AssertionError, match="disagree"):
-        assert_agrees(SHORT_STEPS.cache.buffers.ln_f[kv.slot, :42], restarted)
+        assert_agrees(SHORT_STEPS.cache.buffers.ln_f[kv.slots[0], :42], restarted)
 
 
 # Batch mates.
@@ -337,7 +337,7 @@ def test_p13_a_length_is_not_guessed_from_contents() -> None:
     steps.step(kv, [7])
     last = steps.step(kv, [8])
     assert kv.length == 3
-    assert not steps.cache.buffers.keys[kv.slot, 0, :, :2].any()
+    assert not steps.cache.buffers.keys[0, kv.slots[0], :, :2].any()
     assert_agrees(last["ln_f"], reference_points(blank, [7, 7, 8])["ln_f"][2:])
 
 
@@ -417,7 +417,9 @@ def test_n08_bfloat16_has_no_nan_at_any_length(n_tokens: int) -> None:
     assert error.max() < 0.06
     logits = steps.logits(kv, n_tokens - 1)
     assert np.isfinite(logits).all()
-    difference = np.abs(logits - steps.cache.buffers.ln_f[kv.slot, n_tokens - 1].numpy() @ wte().T)
+    difference = np.abs(
+        logits - steps.cache.buffers.ln_f[kv.slots[0], n_tokens - 1].numpy() @ wte().T
+    )
     assert difference.max() < 0.02 * np.abs(logits).max()
 
 
@@ -436,7 +438,7 @@ def test_n08_a_masked_key_has_a_weight_of_exactly_0(dtype: str) -> None:
         for n in (3, 9):  # neighbours: the shorter one is read past its end and masked
             kv = steps.opened(ids(n, seed=n))
             for part in (steps.cache.buffers.keys, steps.cache.buffers.values):
-                part[kv.slot, :, :, n:] = junk
+                part[:, kv.slots[0], :, n:] = junk
             rows.append((kv, [5]))
         rows.append((steps.opened(ids(4)), ids(6, seed=6)))
         answers.append(in_company(steps, rows))

@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Scope
 
 from tests.server.hand import Hand, http_scope, until
 from tests.server.serving import Gated, GatedLoader, Serving, serving
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -21,6 +23,15 @@ async def gated(**settings: Any) -> AsyncIterator[tuple[Serving, Gated]]:
         finally:
             loader.model.fails = False
             loader.model.open()
+
+
+async def meanwhile(model: Gated, task: asyncio.Task[T]) -> T:
+    """What the task brings, while passes go on one by one."""
+    async with asyncio.timeout(30):
+        while not task.done():
+            model.allow()
+            await asyncio.wait([task], timeout=0.01)
+    return task.result()
 
 
 def steps_scope(session_id: str, verb: str, *, accept: str = "*/*") -> Scope:

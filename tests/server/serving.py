@@ -21,6 +21,7 @@ from model.batch import Captured, Row
 from model.config import GPT2Config
 from server.app import create_app
 from server.errors import Loading
+from server.facts import ModelFacts
 from server.host import Host, Loader, Service
 from server.loading import Loaded, LoadingProgress, load
 from server.settings import Settings
@@ -122,6 +123,9 @@ class Gated:
         self.n_passes += 1
         return self._model.forward(rows)
 
+    def look_up(self, row: Row) -> Captured:
+        return self._model.look_up(row)
+
     def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
         return self._model.logits(wanted)
 
@@ -162,3 +166,17 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 def vector(record: dict[str, Any], point: str) -> npt.NDArray[np.float32]:
     """A point of a record that came as base64."""
     return np.frombuffer(base64.b64decode(record["points"][point]["data"]), dtype="<f4")
+
+
+def facts_about(config: GPT2Config) -> ModelFacts:
+    """What would be told of a model of this shape."""
+    return ModelFacts(
+        name="m",
+        source="random",
+        fingerprint="f",
+        dtype="float32",
+        kv_dtype="float32",
+        batch_invariant=False,
+        created=0,
+        config=config,
+    )

@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 
 import pytest
 
@@ -60,6 +61,25 @@ def test_a_bad_setting_stops_the_start(
     monkeypatch.setenv("STEPSCOPE_POTR", "1")
     assert run(["serve"]) == BAD_USAGE
     assert "STEPSCOPE_POTR" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version("stepscope")
+
+
+def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == BAD_USAGE
+    assert "serve, health, demo" in capsys.readouterr().err
+
+
+def test_a_bad_precision_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--dtype", "float16"]) == BAD_USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        "stepscope: --dtype (STEPSCOPE_DTYPE): Input should be 'float32', 'bfloat16' or 'int8'"
+    ]
+    assert run(["serve", "--batch-invariant", "--dtype", "int8"]) == BAD_USAGE
+    assert "--batch-invariant needs --dtype float32" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_stops_the_start() -> None:

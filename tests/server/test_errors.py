@@ -30,7 +30,7 @@ from server.errors import (
     row_of,
     validation_problem,
 )
-from sessions.errors import LogError, SessionError, SessionNotFound
+from sessions.errors import LengthOutOfRange, LogError, SessionError, SessionNotFound
 
 
 def _leaves(root: type[Exception]) -> Iterator[type[Exception]]:
@@ -118,6 +118,13 @@ def test_blaming_names_the_field() -> None:
     assert problem(raised.value).error["n_new"] == 1025
     with pytest.raises(ValueError), blaming("x"):
         raise ValueError
+
+
+def test_blaming_can_be_about_another_kind_of_error() -> None:
+    with pytest.raises(Blamed) as raised, blaming("at", LengthOutOfRange), blaming("prompt"):
+        raise LengthOutOfRange(to=9, past_length=5)
+    told = problem(raised.value).error
+    assert (told["code"], told["param"], told["past_length"]) == ("invalid_request", "at", 5)
 
 
 def test_the_servers_own_errors_name_their_field() -> None:

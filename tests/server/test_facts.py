@@ -41,6 +41,10 @@ async def test_models_and_capabilities(server: Serving) -> None:
     assert set(told) == set(answers.Capabilities.model_fields)
     assert told["fingerprint"] == card["fingerprint"]
     assert told["points"][:3] == ["wte", "wpe", "embedding"]
+    for facts in (card, told):
+        precision = (facts["dtype"], facts["kv_dtype"], facts["batch_invariant"])
+        assert precision == ("float32", "float32", False)
+    assert set(told["kv"]) == set(answers.KVBytes.model_fields)
     assert told["kv"]["bytes_per_token"] == 2 * 2 * 32 * 4
     assert told["limits"]["max_body_bytes"] == Settings().max_body_bytes
 

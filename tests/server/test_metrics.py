@@ -6,8 +6,9 @@ from engine.protocol import Finished
 from engine.views import Stats
 from server.metrics import Metrics
 
-USAGE = KVUsage(bytes_total=100, bytes_used=25, bytes_shared=0, bytes_per_token=1)
-STATS = Stats(running=2, waiting=3, sessions=4, evictions=1, kv=USAGE)
+USAGE = KVUsage(bytes_total=100, bytes_used=25, bytes_shared=10, bytes_cached=40, bytes_per_token=1)
+EVICTIONS = {"room": 1, "preempted": 2, "prefix": 3}
+STATS = Stats(running=2, waiting=3, sessions=4, evictions=EVICTIONS, kv=USAGE)
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -25,6 +26,8 @@ def finished(reason: str, *, first_token_seconds: float | None = 0.2) -> Finishe
         reason=reason,
         n_prompt=5,
         n_generated=11,
+        n_cached=3,
+        n_rebuilt=7,
         queue_seconds=0.1,
         first_token_seconds=first_token_seconds,
         seconds=1.2,
@@ -43,7 +46,10 @@ def test_gauges_show_the_engine_now() -> None:
     assert told["stepscope:num_requests_waiting"] == 3
     assert told["stepscope:kv_cache_usage_perc"] == 0.25
     assert told["stepscope:sessions"] == 4
-    assert told["stepscope:session_evictions_total"] == 1
+    for kind, n_bytes in (("total", 100), ("used", 25), ("shared", 10), ("cached", 40)):
+        assert told[f"stepscope:kv_cache_{kind}_bytes"] == n_bytes
+    for reason, count in EVICTIONS.items():
+        assert told[f"stepscope:kv_evictions_total {reason}"] == count
 
 
 def test_a_request_that_ended_well() -> None:
@@ -53,6 +59,8 @@ def test_a_request_that_ended_well() -> None:
     assert told["stepscope:request_success_total length"] == 1
     assert told["stepscope:prompt_tokens_total"] == 5
     assert told["stepscope:generation_tokens_total"] == 11
+    assert told["stepscope:prefix_cache_hits_total"] == 3
+    assert told["stepscope:rebuilt_tokens_total"] == 7
     assert told["stepscope:time_to_first_token_seconds_sum"] == pytest.approx(0.2)
     assert told["stepscope:e2e_request_latency_seconds_sum"] == pytest.approx(1.2)
     assert told["stepscope:request_queue_time_seconds_count"] == 1

@@ -10,6 +10,7 @@ from server.schemas import (
     Body,
     DetokenizeBody,
     EmbedBody,
+    ForkBody,
     GenerateBody,
     OpenBody,
     TokenizeBody,
@@ -94,7 +95,7 @@ def test_explicit_nulls_are_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [OpenBody, AppendBody, GenerateBody, TruncateBody, EmbedBody, TokenizeBody]
+    "model", [OpenBody, AppendBody, GenerateBody, TruncateBody, ForkBody, EmbedBody, TokenizeBody]
 )
 def test_unknown_fields_are_refused_even_as_null(model: type[Body]) -> None:
     error = fault(model, '{"n_past": null}')
@@ -111,6 +112,9 @@ def test_unknown_fields_are_refused_even_as_null(model: type[Body]) -> None:
         (AppendBody, '{"prompt": "a", "token_ids": [1]}', "token_ids"),
         (OpenBody, '{"prompt": ""}', "prompt"),
         (OpenBody, '{"prompt": "a", "token_ids": [1]}', "token_ids"),
+        (ForkBody, '{"prompt": ""}', "prompt"),
+        (ForkBody, '{"at": 1, "token_ids": []}', "token_ids"),
+        (ForkBody, '{"prompt": "a", "token_ids": [1]}', "token_ids"),
         (EmbedBody, '{"token_ids": []}', "token_ids"),
     ],
 )
@@ -128,7 +132,7 @@ def test_t02_errors_can_be_told_whatever_the_names(text: str) -> None:
     assert fault(OpenBody, text)
 
 
-@pytest.mark.parametrize("model", [OpenBody, AppendBody, EmbedBody])
+@pytest.mark.parametrize("model", [OpenBody, AppendBody, ForkBody, EmbedBody])
 def test_allow_special_is_about_a_prompt(model: type[Body]) -> None:
     error = fault(model, '{"token_ids": [1], "allow_special": true}')
     assert error["ctx"] == {"param": "allow_special"}
@@ -169,8 +173,15 @@ def test_metadata_is_a_few_strings(metadata: str) -> None:
 
 
 @pytest.mark.parametrize("ttl", ["0", "604801", "1.0"])
-def test_ttl(ttl: str) -> None:
-    assert fault(OpenBody, f'{{"ttl_seconds": {ttl}}}')["loc"] == ("ttl_seconds",)
+@pytest.mark.parametrize("model", [OpenBody, ForkBody])
+def test_ttl(model: type[Body], ttl: str) -> None:
+    assert fault(model, f'{{"ttl_seconds": {ttl}}}')["loc"] == ("ttl_seconds",)
+
+
+@pytest.mark.parametrize("at", ["-1", "1.0", '"1"', "true", "[1]"])
+def test_a_fork_is_at_a_length(at: str) -> None:
+    assert fault(ForkBody, f'{{"at": {at}}}')["loc"] == ("at",)
+    assert read(ForkBody, '{"at": null}') == ForkBody()
 
 
 def test_a_large_bad_body_makes_one_error() -> None:

@@ -179,6 +179,7 @@ def test_an_address_that_is_taken_ends_the_program_with_1() -> None:
         )
     assert ended.returncode == 1
     assert b"address already in use" in ended.stderr
+    assert b"thread_left_behind" not in ended.stderr, "it only loads"
 
 
 def test_an_upgrade_with_a_body_is_refused_and_never_stepped_with_defaults() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -37,6 +39,8 @@ def test_unknown_variables_names_only_ours() -> None:
         ("STEPSCOPE_KV_BUDGET", "lots"),
         ("STEPSCOPE_KV_BUDGET", "0"),
         ("STEPSCOPE_DTYPE", "float16"),
+        ("STEPSCOPE_KV_DTYPE", "int8"),
+        ("STEPSCOPE_BATCH_INVARIANT", "perhaps"),
         ("STEPSCOPE_GRACE_SECONDS", "-1"),
         ("STEPSCOPE_WRITE_TIMEOUT", "inf"),
         ("STEPSCOPE_SESSION_TTL", "604801"),
@@ -51,8 +55,38 @@ def test_a_bad_value_is_explained_by_flag_and_variable(
     with pytest.raises(ValidationError) as raised:
         Settings()
     line = explain(raised.value)
+    assert line.count("\n") == 0
     assert name in line
     assert f"--{name.removeprefix('STEPSCOPE_').lower().replace('_', '-')}" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "kv_dtype"),
+    [
+        ({}, "float32"),
+        ({"dtype": "float32", "kv_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "bfloat16", "kv_dtype": "float32"}, "float32"),
+        ({"dtype": "int8"}, "float32"),
+        ({"dtype": "int8", "kv_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_kv_is_as_wide_as_the_model_unless_told(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], kv_dtype: str
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"STEPSCOPE_{name.upper()}", value)
+    assert Settings().kv_dtype == kv_dtype
+
+
+@pytest.mark.parametrize(
+    "given", [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"kv_dtype": "bfloat16"}]
+)
+def test_equal_bits_are_promised_in_float32_only(given: dict[str, Any]) -> None:
+    assert Settings(batch_invariant=True).kv_dtype == "float32"
+    with pytest.raises(ValidationError) as raised:
+        Settings(batch_invariant=True, **given)
+    assert "--batch-invariant needs --dtype float32" in explain(raised.value)
 
 
 def test_the_engines_defaults_are_stated_once() -> None:

@@ -2,6 +2,7 @@
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import httpx
@@ -98,6 +99,98 @@ def test_m03_sessions_of_any_length_leave_no_memory_behind(n_warm: int, n_rounds
         assert server.memory_bytes() < 1.05 * before
         assert used_bytes(server) == 0
         assert server.client.get("/v1/sessions").json()["data"] == []
+
+
+@pytest.mark.parametrize(("n_warm", "n_rounds"), [(60, 60), pytest.param(2000, 8000, marks=FULL)])
+def test_m03_forks_and_reuse_leave_no_memory_behind(n_warm: int, n_rounds: int) -> None:
+    """What is kept for reuse fills the budget, which is small, and then changes for ever."""
+    with program("--kv-budget", "2MiB") as server:
+        churn = Churn(server)
+        for _ in range(n_warm):
+            churn.one_round()
+        before = server.memory_bytes()
+        for _ in range(n_rounds):
+            churn.one_round()
+        assert server.memory_bytes() < 1.05 * before
+        churn.delete_all()
+        told = kv(server)
+        assert (told["bytes_used"], told["bytes_shared"]) == (0, 0)
+        assert 0 < told["bytes_cached"] <= told["bytes_total"]
+        assert server.client.get("/v1/sessions").json()["data"] == []
+
+
+class Churn:
+    """Sessions that are opened, forked, appended to, rolled back and deleted, by a seeded chance.
+
+    Each is compared with what it should hold.
+    """
+
+    N_SESSIONS = 12
+
+    def __init__(self, server: Program) -> None:
+        self._server = server
+        self._chance = Random(4)
+        self._prompts = [[self._id() for _ in range(1000)] for _ in range(5)]
+        self._tokens: dict[str, list[int]] = {}
+
+    def one_round(self) -> None:
+        """A new session, opened or forked; then an append and a truncate of any."""
+        if len(self._tokens) == self.N_SESSIONS:
+            self._delete(self._any())
+        if self._tokens and self._chance.random() < 0.5:
+            self._fork(self._any())
+        else:
+            self._open()
+        self._append(self._any())
+        self._truncate(self._any())
+        self._check(self._any())
+
+    def delete_all(self) -> None:
+        for session_id in list(self._tokens):
+            self._delete(session_id)
+
+    def _id(self) -> int:
+        return self._chance.randrange(50257)
+
+    def _any(self) -> str:
+        return self._chance.choice(list(self._tokens))
+
+    def _open(self) -> None:
+        prompt = self._chance.choice(self._prompts)[: self._chance.randrange(1, 1000)]
+        self._tokens[self._server.open(token_ids=prompt)] = prompt
+
+    def _fork(self, session_id: str) -> None:
+        at = self._chance.randrange(len(self._tokens[session_id]) + 1)
+        new = self._new(at)
+        child = self._post(session_id, "fork", at=at, **({"token_ids": new} if new else {}))
+        self._tokens[child["id"]] = [*self._tokens[session_id][:at], *new]
+
+    def _append(self, session_id: str) -> None:
+        tokens = self._tokens[session_id]
+        if new := self._new(len(tokens)):
+            self._post(session_id, "append", token_ids=new, past_length=len(tokens), points=[])
+            self._tokens[session_id] = tokens + new
+
+    def _truncate(self, session_id: str) -> None:
+        tokens = self._tokens[session_id]
+        to = self._chance.randrange(len(tokens) // 2, len(tokens) + 1)
+        self._post(session_id, "truncate", to=to)
+        self._tokens[session_id] = tokens[:to]
+
+    def _delete(self, session_id: str) -> None:
+        self._server.client.delete(f"/v1/sessions/{session_id}").raise_for_status()
+        del self._tokens[session_id]
+
+    def _check(self, session_id: str) -> None:
+        told = self._server.client.get(f"/v1/sessions/{session_id}/tokens").json()["data"]
+        assert [token["id"] for token in told] == self._tokens[session_id]
+
+    def _new(self, length: int) -> list[int]:
+        return [self._id() for _ in range(self._chance.randrange(min(200, 1025 - length)))]
+
+    def _post(self, session_id: str, verb: str, **body: Any) -> dict[str, Any]:
+        path = f"/v1/sessions/{session_id}/{verb}"
+        return dict(self._server.client.post(path, json=body).raise_for_status().json())
 
 
 def one_life(server: Program, n_tokens: int) -> None:

@@ -11,11 +11,11 @@ from engine.errors import NoRoom
 from engine.events import StepRecord
 from model.config import SIZES
 from server.errors import row_of
-from server.facts import ModelFacts
 from server.negotiation import Form
 from server.streaming import Batch, Ending, JsonAnswer, Pace, RecordStream, Source, steps_json
 from server.wire import Wire
 from tests.server.hand import Hand, http_scope, sse
+from tests.server.serving import facts_about
 
 DONE = Ending({"object": "done"})
 FAILED = Ending({"error": {"code": "internal_error"}, "session": {"past_length": 7}}, failed=True)
@@ -71,9 +71,7 @@ class Work:
 
 @pytest.fixture
 def stream(tokenizer: Tokenizer) -> Callable[..., RecordStream]:
-    facts = ModelFacts(
-        name="m", source="random", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
-    )
+    facts = facts_about(SIZES["tiny"])
 
     def make(work: Work, form: Form = Form.SSE, **pace: Any) -> RecordStream:
         times = {"write_timeout": 20.0, "ping_seconds": 20.0, "bytes_per_record": 600} | pace
@@ -363,9 +361,7 @@ def test_an_outer_cancellation_is_no_disconnect() -> None:
 def test_steps_json_is_json(
     tokenizer: Tokenizer, n_records: int, tail: dict[str, Any], bytes_per_record: int
 ) -> None:
-    facts = ModelFacts(
-        name="m", source="random", fingerprint="f", dtype="float32", created=0, config=SIZES["tiny"]
-    )
+    facts = facts_about(SIZES["tiny"])
     parts = asyncio.run(
         steps_json(
             {"object": "steps"},

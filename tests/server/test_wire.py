@@ -11,17 +11,15 @@ from engine.events import StepRecord, TopLogprob
 from model.config import SIZES, GPT2Config
 from model.points import Point
 from server.answers import Record
-from server.facts import ModelFacts
 from server.negotiation import EncodingFormat
 from server.wire import Wire, dumps, record_bytes, tensor_json
+from tests.server.serving import facts_about
 
 TINY = SIZES["tiny"]
 
 
 def wire(tokenizer: Tokenizer, config: GPT2Config = TINY) -> Wire:
-    facts = ModelFacts(
-        name="m", source="random", fingerprint="f", dtype="float32", created=0, config=config
-    )
+    facts = facts_about(config)
     return Wire(tokenizer, facts)
 
 

@@ -1,0 +1,136 @@
+"""Attention whose rows have the same bits in any company. Torch; the model thread.
+
+The order of every sum depends on a query and its absolute positions alone:
+
+    scores    one product for all keys of a run, at least 3 queries at a time and whole multiples
+              of 32 keys: then each score is one chain of additions over D
+    softmax   over all of a row's keys at once; a score of -inf adds nothing, wherever it stands
+    z         values are summed over each block of `PIECE` positions, and the blocks' sums are
+              added in the order of positions
+
+So a run may be read alone, beside neighbours or for many queries, and cut wherever a piece ends.
+Pieces are whole blocks: the K/V cache of this mode has `PIECE` positions to a piece.
+
+Source: Radford et al. 2019; openai/gpt-2 `src/model.py`, `attn` and `mask_attn_weights`.
+Legend: N tokens of the batch, n queries of a group, S slots, s slots of a group, m = n / s queries
+per slot, H heads, D head width.
+"""
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from cache.buffers import KVBuffers
+from model.attention.plan import Group
+
+PIECE = 64  # positions
+_ALIGNED = 32  # keys; fewer could fall to a kernel for tiny products, which adds otherwise
+_QUERIES, _ROWS = 3, 2  # least rows of a product with keys and with values, for the same reason
+
+
+class ExactAttention:
+    """Queries over the keys and values of one model's float32 buffers."""
+
+    max_queries = 128  # of one session's chunk in a group: their scores stay in the CPU's cache
+
+    def __init__(self, buffers: KVBuffers) -> None:
+        shape = buffers.shape
+        self._n_head, self._scale = shape.n_head, shape.d_head**-0.5
+        self._keys = [keys.flatten(0, 1) for keys in buffers.keys]  # each [S * H, n_ctx, D]
+        self._values = [values.flatten(0, 1) for values in buffers.values]
+
+    def __call__(self, layer: int, q: Tensor, groups: Sequence[Group]) -> Tensor:
+        """Answer queries q [N, H, D] with z [N, H, D]; see `Kernel`."""
+        q = q * self._scale
+        if len(groups) == 1:
+            return self._whole(layer, q, groups[0])
+        z = torch.empty_like(q)
+        for queries, tile in _tiles(groups):
+            if len(tile) == 1:
+                z[queries] = self._whole(layer, q, tile[0])
+            else:
+                z[queries] = self._joined(layer, q, queries, tile)
+        return z
+
+    def _whole(self, layer: int, q: Tensor, group: Group) -> Tensor:
+        """Rows [n, H, D] of queries that read one run."""
+        weights = torch.softmax(self._scores(layer, q, group), dim=2)
+        sums = torch.zeros(len(weights), weights.size(1), q.size(2))
+        return _swapped(self._add_values(layer, group, weights, sums), group)
+
+    def _joined(self, layer: int, q: Tensor, queries: slice, tile: Sequence[Group]) -> Tensor:
+        """Rows [n, H, D] of queries that read several runs, by one softmax over all their keys."""
+        z = torch.zeros_like(q[queries])
+        n_keys = _aligned(max(group.stop for group in tile))
+        scores = torch.full((len(z), self._n_head, n_keys), -torch.inf)
+        parts = []
+        for group in tile:
+            own = _swapped(self._scores(layer, q, group), group)
+            rows = slice(group.first - queries.start, group.queries.stop - queries.start)
+            parts.append((group, rows, slice(group.start, group.start + own.size(2))))
+            scores[rows, :, parts[-1][2]] = own
+        weights = torch.softmax(scores, dim=2)
+        for group, rows, keys in parts:
+            own = _swapped(weights[rows, :, keys], group)
+            sums = _swapped(z[rows], group)
+            z[rows] = _swapped(self._add_values(layer, group, own, sums), group)
+        return z
+
+    def _scores(self, layer: int, q: Tensor, group: Group) -> Tensor:
+        """[s * H, m, keys]: -inf where a query does not see a key."""
+        own = _swapped(q[group.queries], group)
+        keys = self._read(self._keys[layer], group)
+        scores = torch.bmm(_at_least(_QUERIES, own), keys.transpose(1, 2))[:, : own.size(1)]
+        n_keys = group.stop - group.start
+        if scores.size(2) > n_keys:
+            scores[:, :, n_keys:].fill_(-torch.inf)
+        if group.mask is not None:
+            by_slot = scores.view(group.n_slots, self._n_head, -1, scores.size(2))
+            by_slot[..., :n_keys].add_(group.mask)
+        return scores
+
+    def _add_values(self, layer: int, group: Group, weights: Tensor, sums: Tensor) -> Tensor:
+        """`sums` [s * H, m, D] and what `weights` [s * H, m, keys] give of the group's values."""
+        n_queries = sums.size(1)
+        sums, weights = _at_least(_ROWS, sums), _at_least(_ROWS, weights)
+        blocks = torch.split(self._read(self._values[layer], group), PIECE, dim=1)
+        for block, own in zip(blocks, torch.split(weights, PIECE, dim=2), strict=True):
+            sums = torch.baddbmm(sums, own, block)
+        return sums[:, :n_queries]
+
+    def _read(self, rows: Tensor, group: Group) -> Tensor:
+        """The group's keys or values and what fills their last multiple: [s * H, keys, D]."""
+        heads = slice(group.slot * self._n_head, (group.slot + group.n_slots) * self._n_head)
+        return rows[heads, group.start : _aligned(group.stop)]
+
+
+def _tiles(groups: Sequence[Group]) -> Iterator[tuple[slice, list[Group]]]:
+    """Groups that share queries: those queries, and the groups in order of `start`."""
+    tiles: list[list[Group]] = []
+    stop = 0
+    for group in sorted(groups, key=attrgetter("first")):
+        if group.first >= stop:
+            tiles.append([])
+        tiles[-1].append(group)
+        stop = max(stop, group.queries.stop)
+    for tile in tiles:
+        queries = slice(tile[0].first, max(group.queries.stop for group in tile))
+        yield queries, sorted(tile, key=attrgetter("start"))
+
+
+def _aligned(n_keys: int) -> int:
+    return -(-n_keys // _ALIGNED) * _ALIGNED
+
+
+def _swapped(x: Tensor, group: Group) -> Tensor:
+    """A group's rows [n, H, X] by the slots they read [s * H, m, X], or the other way round."""
+    return x.view(group.n_slots, -1, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
+
+
+def _at_least(n: int, x: Tensor) -> Tensor:
+    """Rows x [s * H, m, X], repeated until a slot has at least n."""
+    if x.size(1) == 1:
+        return x.expand(-1, n, -1).contiguous()  # the same as below, in half the time
+    return x if x.size(1) >= n else x.repeat(1, -(-n // x.size(1)), 1)
