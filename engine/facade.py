@@ -1,8 +1,7 @@
-"""The engine as the server sees it: admission, sessions in view, replies. The event loop.
+"""The engine as the server sees it: sessions in view, requests, replies. The event loop.
 
-Every check that needs no compute is made here, at once, against what was last published: a session
-that is free has exactly that length, because one mutation runs at a time and each ends with its
-commit being published. Only room in the K/V budget is the model thread's to grant.
+What may begin is checked at once (`engine.admission`); then typed messages go one way and events
+come back.
 
     server -> Engine (event loop) -> Inbox -> ModelThread -> LogWriter (log thread)
                  ^                                               |
@@ -14,24 +13,15 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import structlog
 
 from cache.kv import KVCache
-from embedding.positions import positions_for
 from embedding.tokenizer import END_OF_TEXT, Tokenizer
+from engine.admission import Admission
 from engine.commands import Append, Capture, Fork, Generate, Open, Truncate
-from engine.errors import (
-    BosNotAtStart,
-    Drained,
-    EmptySession,
-    EngineDown,
-    PastLengthMismatch,
-    PositionsOutOfRange,
-    QueueFull,
-    SessionBusy,
-    ShuttingDown,
-)
+from engine.errors import Drained
 from engine.generation import Generation
 from engine.inbox import EndAll, ForgetSession, Inbox, OpenIdle, RunJob, TruncateTo
 from engine.job import Job
@@ -71,13 +61,15 @@ class Engine:
         self.tokenizer = tokenizer
         self.limits = limits
         self.registry = Registry(clock=clock, max_sessions=limits.max_sessions)
-        self.draining = False
         self._cache = cache
         self._log = log
         self._clock = clock
 
         self._inbox = Inbox()
         self._requests = Requests(self.registry, self._inbox, asyncio.get_running_loop())
+        self.admission = Admission(
+            self.registry, self._requests, max_queue=limits.max_queue, n_ctx=model.config.n_ctx
+        )
         self._thread = ModelThread(
             model=model,
             cache=cache,
@@ -171,7 +163,7 @@ class Engine:
         Raises:
             EngineError, SessionError, EmbeddingError: refused or failed.
         """
-        self._check_open()
+        self.admission.check_open()
         session = Session(
             id=self.registry.new_id(),
             created=self._clock(),
@@ -190,25 +182,22 @@ class Engine:
         Raises:
             EngineError, SessionError, EmbeddingError: refused or failed.
         """
-        self._check_open()
-        parent = self.registry.find(command.session_id, command.owner)
-        _check_length(parent, command.past_length)
-        at = parent.past_length if command.at is None else command.at
-        session = Session(
+        begin = self.admission.branch(
+            command.session_id, command.owner, at=command.at, past_length=command.past_length
+        )
+        session = replace(
+            begin,
             id=self.registry.new_id(),
             created=self._clock(),
-            ttl_seconds=command.ttl_seconds or parent.ttl_seconds,
-            owner=parent.owner,
+            ttl_seconds=command.ttl_seconds or begin.ttl_seconds,
             metadata=command.metadata,
-            parent=Parent(parent.id, past_length=at),
-            token_ids=parent.truncated(at).token_ids,
+            parent=Parent(begin.id, past_length=begin.past_length),
         )
-        with self.using(parent.id):
+        with self.using(begin.id):
             return await self._opened(session, command.token_ids)
 
     async def _opened(self, session: Session, token_ids: tuple[int, ...]) -> SessionView:
-        positions_for(session.past_length, len(token_ids), self.model.config.n_ctx)
-        self._check_queue()
+        self.admission.check_new(session.past_length, len(token_ids))
         reply = self._requests.opening()
         fork_of = session.parent.id if session.parent else None
         if token_ids:
@@ -228,12 +217,9 @@ class Engine:
         Raises:
             Refused, SessionError, PositionOverflow: at once, before any compute.
         """
-        session = self._admit(command)
-        if command.prepend_bos and session.past_length:
-            raise BosNotAtStart(session.past_length)
         token_ids = _with_bos(command)
         assert token_ids, "nothing to step"
-        self._check_room(session, len(token_ids), command)
+        session = self.admission.append(command, len(token_ids))
         reply = self._requests.changing(session)
         job = self._job(
             session, token_ids, len(token_ids), command.capture, reply, atomic=command.atomic
@@ -247,12 +233,7 @@ class Engine:
         Raises:
             Refused, SessionError, PositionOverflow: at once, before any compute.
         """
-        session = self._admit(command)
-        if not session.past_length:
-            raise EmptySession
-        remaining = self.model.config.n_ctx - session.past_length
-        n_new = max(1, remaining) if command.max_tokens is None else command.max_tokens
-        self._check_room(session, n_new, command)
+        session, n_new = self.admission.generate(command)
         generation = Generation(command, max_tokens=n_new, tokenizer=self.tokenizer)
         reply = self._requests.changing(session)
         job = self._job(
@@ -267,9 +248,11 @@ class Engine:
         Raises:
             Refused, SessionError: unknown, busy, another length, or `to` beyond it.
         """
-        session = self._admit(command)
+        session = self.admission.free(
+            command.session_id, command.owner, past_length=command.past_length
+        )
         session.truncated(command.to)
-        self._check_queue()
+        self.admission.check_queue()
         reply = self._requests.changing(session)
         self._inbox.put(TruncateTo(session, command.to, reply))
         return self.view_of((await reply.result()).session)
@@ -281,7 +264,7 @@ class Engine:
             SessionError: unknown, another owner's, or expired.
             EngineError: the engine is down, or the log could not keep it.
         """
-        self._check_alive()
+        self.admission.check_alive()
         session = self.registry.find(session_id, owner)
         self.registry.remove(session_id)
         reply = self._requests.deleting()
@@ -290,7 +273,7 @@ class Engine:
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no new work and wait for what runs; after the grace period, end it."""
-        self.draining = True
+        self.admission.draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._requests.none_left.wait(), grace_seconds)
         self._inbox.put(EndAll())
@@ -302,52 +285,6 @@ class Engine:
         """Close the sessions that have expired."""
         for session in self.registry.expire():
             self._inbox.put(ForgetSession(session))
-
-    # Admission, in the order in which the API promises its checks.
-
-    def _check_alive(self) -> None:
-        if self._requests.over:
-            raise EngineDown
-
-    def _check_open(self) -> None:
-        self._check_alive()
-        if self.draining:
-            raise ShuttingDown
-
-    def _check_queue(self) -> None:
-        if len(self._requests) >= self.limits.max_queue:
-            raise QueueFull(self.limits.max_queue)
-
-    def check_free(
-        self, session_id: str, owner: str = "", *, past_length: int | None = None
-    ) -> Session:
-        """The session, if a mutation of it could begin now, at the length that is expected.
-
-        Raises:
-            EngineDown, ShuttingDown, SessionError, SessionBusy, PastLengthMismatch: why not.
-        """
-        self._check_open()
-        session = self.registry.find(session_id, owner)
-        if self.registry.is_busy(session_id):
-            raise SessionBusy(session_id)
-        _check_length(session, past_length)
-        return session
-
-    def _admit(self, command: Append | Generate | Truncate) -> Session:
-        return self.check_free(command.session_id, command.owner, past_length=command.past_length)
-
-    def _check_room(self, session: Session, n_new: int, command: Append | Generate) -> None:
-        positions = positions_for(session.past_length, n_new, self.model.config.n_ctx)
-        asked = command.capture.positions
-        for position in sorted(asked or ()):
-            if position not in positions:
-                raise PositionsOutOfRange(
-                    position=position, past_length=session.past_length, n_new=n_new
-                )
-        self._check_queue()
-        if command.reply_limit is not None:
-            n_full = n_new if asked is None else len(asked)
-            command.reply_limit.take(n_records=n_new, n_full=n_full)
 
     def _job(
         self,
@@ -384,11 +321,6 @@ class Engine:
             except Exception:
                 logger.exception("sweep failed")
             await asyncio.sleep(_SWEEP_SECONDS)
-
-
-def _check_length(session: Session, expected: int | None) -> None:
-    if expected is not None and expected != session.past_length:
-        raise PastLengthMismatch(expected=expected, past_length=session.past_length)
 
 
 def _with_bos(command: Open | Append) -> tuple[int, ...]:

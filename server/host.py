@@ -114,7 +114,7 @@ class Host:
             Loading, ShuttingDown, Stalled: why not.
         """
         engine = self.service.engine
-        if self._draining or engine.draining:
+        if self._draining or engine.admission.draining:
             raise ShuttingDown
         self._check_heartbeat(engine, self.settings.stall_seconds)
 

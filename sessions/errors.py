@@ -43,7 +43,7 @@ class LengthOutOfRange(SessionError):
     def __init__(self, *, to: int, past_length: int) -> None:
         self.to = to
         self.past_length = past_length
-        super().__init__(f"cannot truncate to {to}: past_length is {past_length}")
+        super().__init__(f"length {to} is not within 0..{past_length}, the session's past_length")
 
 
 class LogError(SessionError):

@@ -7,14 +7,12 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BeforeValidator
 
 from engine.commands import Fork, Open, Truncate
-from engine.errors import PastLengthMismatch
 from server.answers import SessionDeleted, SessionList, SessionState, TokenList, documented
 from server.desk import Route, SessionId, TheService, json_response, json_when_done
 from server.errors import blaming
 from server.inputs import check_token_ids, plain_int, token_ids_of
 from server.schemas import ForkBody, OpenBody, TruncateBody
 from sessions.errors import LengthOutOfRange
-from sessions.session import Session
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=Route)
 
@@ -106,7 +104,8 @@ async def fork_session(
     """
     engine, life = service.engine, ExitStack()
     check_token_ids(body, engine.tokenizer)
-    _check_branch(engine.view(session_id).session, body)  # before a text costs anything
+    with blaming("at", LengthOutOfRange):  # before a text costs anything
+        engine.admission.branch(session_id, at=body.at, past_length=body.past_length)
     with engine.using(session_id):
         token_ids = await token_ids_of(body, engine.tokenizer)
     command = Fork(
@@ -126,10 +125,3 @@ async def fork_session(
         return service.wire.session(view)
 
     return json_when_done(service, work, life, status=201)
-
-
-def _check_branch(parent: Session, body: ForkBody) -> None:
-    if body.past_length not in (None, parent.past_length):
-        raise PastLengthMismatch(expected=body.past_length, past_length=parent.past_length)
-    with blaming("at", LengthOutOfRange):
-        parent.truncated(parent.past_length if body.at is None else body.at)

@@ -27,7 +27,7 @@ async def append(
     engine = service.engine
     report = _report(service, request, body)
     check_token_ids(body, engine.tokenizer)
-    engine.check_free(session_id, past_length=body.past_length)  # before a text costs anything
+    engine.admission.free(session_id, past_length=body.past_length)  # before a text costs anything
     with engine.using(session_id):
         token_ids = await token_ids_of(body, engine.tokenizer)
 

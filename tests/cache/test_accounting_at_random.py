@@ -128,34 +128,27 @@ class AnySessions(RuleBasedStateMachine):
 
     @invariant()
     def every_session_reads_its_own_history(self) -> None:
-        for kv, (owner, keys) in self.all_sessions():
+        for kv, (owner, keys) in self.sessions.items():
             assert len(keys) == kv.ready
             rows = [self.memory[kv.slot_of(p), p] for p in range(kv.ready)]
             assert rows == [(owner, tuple(keys[: p + 1])) for p in range(kv.ready)]
 
     @invariant()
     def what_is_free_is_empty_and_what_failed_is_nobody_elses(self) -> None:
-        for kv, _ in self.all_sessions():
-            for position in range(kv.reserved):
-                at = kv.slot_of(position), position
-                if self.memory.get(at) == LEFT:
-                    assert any(at in self.left_by(other) for other in self.sessions)
-        if hasattr(self, "books"):
-            in_use = {p for kv in self.sessions for p in kv.pieces} | set(self.books.pool.index)
-            assert {(slot, p // self.books.piece) for slot, p in self.memory} <= in_use
+        left = {at for at, row in self.memory.items() if row == LEFT}
+        assert left <= {at for kv in self.sessions for at in self.left_by(kv)}
+        in_use = {p for kv in self.sessions for p in kv.pieces} | set(self.books.pool.index)
+        assert {(slot, p // self.books.piece) for slot, p in self.memory} <= in_use
 
     @invariant()
     def the_books_are_right(self) -> None:
-        if hasattr(self, "books"):
-            self.books.check()
-            held = {piece for kv in self.sessions for piece in kv.pieces}
-            assert self.books.free_pieces == self.books.total_pieces - len(held)
-            assert self.books.free_places == self.books.n_slots - len(self.sessions)
+        self.books.check()
+        held = {piece for kv in self.sessions for piece in kv.pieces}
+        assert self.books.free_pieces == self.books.total_pieces - len(held)
+        assert self.books.free_places == self.books.n_slots - len(self.sessions)
 
     def teardown(self) -> None:
         """All closed, everything can be had again; taken whole, nothing cached is left."""
-        if not hasattr(self, "books"):
-            return
         for kv in self.sessions:
             self.apply(self.books.close(kv))
         assert self.books.free_pieces == self.books.total_pieces
@@ -210,9 +203,6 @@ class AnySessions(RuleBasedStateMachine):
         if is_whole:
             kv.advance(len(keys))
             before += keys
-
-    def all_sessions(self) -> Sequence[tuple[KV, tuple[str, list[int]]]]:
-        return list(getattr(self, "sessions", {}).items())
 
     def apply(self, dropped: Sequence[Run], copied: Copy | None = None) -> None:
         for run in dropped:

@@ -336,7 +336,7 @@ async def test_a_draining_engine_takes_nothing_new() -> None:
     async with running() as rig:
         session_id = await rig.open([1])
         await rig.engine.drain(1)
-        assert rig.engine.draining
+        assert rig.engine.admission.draining
         assert_refused(
             ShuttingDown, lambda: rig.append(session_id, [1]), lambda: rig.generate(session_id)
         )

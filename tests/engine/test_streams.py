@@ -354,7 +354,7 @@ async def test_s11_draining_lets_short_work_finish_and_ends_the_rest() -> None:
         stream = rig.generate(a, 100, atomic=False, ignore_eos=True)
         plain = rig.append(b, [1, 2])
         drain = asyncio.create_task(rig.engine.drain(0.05))
-        await eventually(lambda: rig.engine.draining)
+        await eventually(lambda: rig.engine.admission.draining)
         gate(rig).let(1)
         assert (await next_records(stream))[0].position == 3
         assert (await plain.result()).session.past_length == 6
