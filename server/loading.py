@@ -21,6 +21,7 @@ from engine.protocol import Model
 from model.attention.exact import PIECE as EXACT_PIECE
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
+from model.selftest import prove_exact
 from model.weights.checkpoint import Checkpoint
 from model.weights.fresh import PREFIX as RANDOM
 from model.weights.source import load_checkpoint
@@ -100,6 +101,8 @@ def load(settings: Settings, progress: LoadingProgress) -> Loaded:
             settings.model, cache_dir=settings.data_dir / "hub", progress=progress
         )
         progress("preparing the model", 0.0)
+        if settings.batch_invariant:
+            prove_exact(checkpoint)
         cache = _cache_for(checkpoint.config, settings)
         model = GPT2(
             checkpoint,

@@ -23,10 +23,11 @@ class Stepping:
         checkpoint: Checkpoint,
         *,
         dtype: str = "float32",
+        kv_dtype: str | None = None,
         n_slots: int = 16,
         max_tokens: int = 1024,
     ) -> None:
-        shape = cache_shape(checkpoint.config, dtype)
+        shape = cache_shape(checkpoint.config, kv_dtype or _usual_kv_dtype(dtype))
         self.cache = KVCache(shape, budget_bytes=1 << 40, max_slots=n_slots)
         self.model = GPT2(checkpoint, self.cache.buffers, dtype=dtype, max_tokens=max_tokens)
         self.points = tuple(p for p in all_points(checkpoint.config) if p.name != "logits")
@@ -83,6 +84,10 @@ class Stepping:
             ids.append(int(self.logits(kv, kv.length - 1).argmax()))
             self.batch([(kv, ids[-1:])])
         return ids
+
+
+def _usual_kv_dtype(dtype: str) -> str:
+    return "bfloat16" if dtype == "bfloat16" else "float32"
 
 
 def named(captured: Captured) -> dict[str, Floats]:

@@ -69,11 +69,12 @@ class ExactAttention:
         for group in tile:
             own = _swapped(self._scores(layer, q, group), group)
             rows = slice(group.first - queries.start, group.queries.stop - queries.start)
-            parts.append((group, rows, slice(group.start, group.start + own.size(2))))
-            scores[rows, :, parts[-1][2]] = own
+            keys = slice(group.start, group.start + own.size(2))
+            scores[rows, :, keys] = own
+            parts.append((group, rows, keys, own.isneginf()))
         weights = torch.softmax(scores, dim=2)
-        for group, rows, keys in parts:
-            own = _swapped(weights[rows, :, keys], group)
+        for group, rows, keys, unseen in parts:  # what one hides, a later one may have shown
+            own = _swapped(weights[rows, :, keys].masked_fill(unseen, 0.0), group)
             sums = _swapped(z[rows], group)
             z[rows] = _swapped(self._add_values(layer, group, own, sums), group)
         return z

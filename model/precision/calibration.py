@@ -4,6 +4,7 @@ Libraries differ by up to two, and where one overtakes another depends on the CP
 measured, once for a shape, before the first use. Torch; the model thread.
 """
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -17,9 +18,9 @@ from model.precision.base import Product
 Maker = Callable[[Tensor], Product]  # of `x @ weight.T`, from weight [out, in]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-SECONDS = 1.5  # for one shape; a start may spend two, and the last call may be a slow one
+SECONDS = 1.0  # for one shape; a start may spend two, and the last call may be a slow one
 _OUT = 16384  # rows of the sample weight: fewer would fit caches that a vocabulary does not
-_ROUNDS = 4  # the first of which is not counted
+_ROUNDS = 3
 _GAIN = 0.9  # of the default's time, or less: noise must not choose
 
 
@@ -75,13 +76,12 @@ def _times(
     products: Sequence[Product], x: Tensor, deadline: float, clock: Callable[[], float]
 ) -> list[float]:
     """Each product's shortest time, in turns so that a busy moment meets all; 0 if time is over."""
-    rounds: list[list[float]] = []
+    shortest = [math.inf] * len(products)
     for _ in range(_ROUNDS):
-        rounds.append([])
-        for product in products:
+        for i, product in enumerate(products):
             start = clock()
             if start >= deadline:
                 return [0.0] * len(products)
             product(x)
-            rounds[-1].append(clock() - start)
-    return [min(times) for times in zip(*rounds[1:], strict=True)]
+            shortest[i] = min(shortest[i], clock() - start)
+    return shortest

@@ -16,6 +16,8 @@ from tests.lively import SMALL, lively_checkpoint
 LONG = GPT2Config(n_ctx=512, n_embd=32, n_layer=2, n_head=2)
 CHECKPOINT = lively_checkpoint(SMALL)
 
+PRODUCTS = [(0, "c_attn"), (1, "attn.c_proj"), (2, "mlp.c_proj")]  # in the order of asking
+
 
 def off_by_a_bit_alone(x: Tensor, y: Tensor, n: int) -> Tensor:
     """The last bit of one element differs in batches of n."""

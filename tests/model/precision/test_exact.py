@@ -28,10 +28,8 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["linear", "linear_gelu", "head"])
 def test_a_row_has_the_same_bits_in_any_batch(shape: tuple[int, int], kind: str) -> None:
     weight, bias = drawn(*shape, seed=1) / 8, drawn(shape[1], seed=2)
-    if kind == "head":
-        product = Exact().head(weight.t())
-    else:
-        product = getattr(Exact(), kind)(weight, bias)
+    mode = Exact()
+    product = mode.head(weight.t()) if kind == "head" else getattr(mode, kind)(weight, bias)
     x = drawn(400, shape[0])
     whole = product(x)
     for n in N_ROWS:
