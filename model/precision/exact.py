@@ -1,7 +1,8 @@
 """float32 products whose rows have the same bits however many there are. Torch; the model thread.
 
 oneDNN's kernel for packed weights sums a row's terms in one order, whatever the other rows are
-and however many threads share them; only a row alone may fall to another kernel, so it never is.
+and however many threads share them. Only a row that is alone and long falls to another one, so it
+is given company.
 (MKL's products, those of `Float32`, sum in an order that depends on the number of rows.)
 That is how it was found to be, not what it promises: `model.selftest` looks before it is relied on.
 """
@@ -12,7 +13,7 @@ from torch import Tensor
 from model.precision.base import Product
 
 _PACKED_ROWS = 64  # the row count that the packed layout is tuned for; any count is right
-_ROWS = 2  # the least that a product is given
+_TERMS = 1024  # past that, one row alone is summed in two parts
 
 
 class Exact:
@@ -43,9 +44,10 @@ def _packed(
     """A product with a packed copy of weight [out, in]."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise
+    least = 1 if weight.size(1) <= _TERMS else 2
 
     def product(x: Tensor) -> Tensor:
-        rows = x if len(x) >= _ROWS else x.repeat(_ROWS, 1)
+        rows = x if len(x) >= least else x.expand(least, -1).contiguous()
         y: Tensor = linear(rows, packed, bias, after, [], algorithm)
         return y[: len(x)]
 
