@@ -74,7 +74,7 @@ class _OneLayer:
             max_tokens=config.n_ctx,
             batch_invariant=True,
         )
-        n_tokens = min(_TOKENS, config.n_ctx)
+        n_tokens = config.n_ctx if config.n_ctx % PIECE else min(_TOKENS, config.n_ctx)
         self._token_ids = np.random.default_rng(0).integers(config.n_vocab, size=n_tokens).tolist()
 
     def prove(self) -> None:

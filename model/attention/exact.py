@@ -25,7 +25,7 @@ from torch import Tensor
 from cache.buffers import KVBuffers
 from model.attention.plan import Group
 
-PIECE = 64  # positions
+PIECE = 128  # positions; less costs time at every step, more costs rows copied at a fork
 _ALIGNED = 32  # keys; fewer could fall to a kernel for tiny products, which adds otherwise
 _QUERIES, _ROWS = 3, 2  # least rows of a product with keys and with values, for the same reason
 

@@ -52,10 +52,10 @@ ALONE = torch.cat([attended([row([0] * PIECES, p, 1)])[0] for p in range(N_CTX)]
 def placed(draw: st.DrawFn) -> Row:
     """Any history: in one slot, or with pieces anywhere, as if shared with others."""
     slot = st.integers(0, N_SLOTS - 1)
-    slots = draw(
-        st.one_of(slot.map(lambda s: [s] * PIECES), st.lists(slot, min_size=3, max_size=3))
-    )
-    length = draw(st.one_of(st.integers(0, N_CTX - 1), st.sampled_from([0, 31, 63, 64, 65, 127])))
+    apart = st.lists(slot, min_size=PIECES, max_size=PIECES)
+    slots = draw(st.one_of(slot.map(lambda s: [s] * PIECES), apart))
+    edges = st.sampled_from([0, 31, 32, PIECE - 1, PIECE, PIECE + 1])
+    length = draw(st.one_of(st.integers(0, N_CTX - 1), edges))
     return row(slots, length, draw(st.one_of(st.just(1), st.integers(1, N_CTX - length))))
 
 
