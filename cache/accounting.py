@@ -46,11 +46,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The rows at `positions` of slot `src` are wanted in slot `dst` too."""
+    """The rows at `positions` of slot `src` are wanted in slot `dst` too.
+
+    `freed`: what nobody needs any more then.
+    """
 
     src: int
     dst: int
     positions: range
+    freed: Sequence[Run] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +142,11 @@ class Ledger:
         return self.pool.n_free
 
     @property
+    def n_places(self) -> int:
+        """Places that are open."""
+        return len(self._places)
+
+    @property
     def free_places(self) -> int:
         """Places that can be opened."""
         return self.n_slots - len(self._places)
@@ -146,13 +155,20 @@ class Ledger:
         """Pieces that `length` positions from 0 need."""
         return -(-length // self.piece)
 
-    def pieces_needed(self, kv: KV | None, length: int) -> int:
-        """Pieces that `reserve` would take from the free ones, for a new place if it is None."""
-        kv = kv or KV(self.piece)
+    def pieces_needed(self, kv: KV, length: int) -> int:
+        """Pieces that `reserve` would take from the free ones."""
         if length <= kv.ready:
             return 0
-        copied = not kv.owns_next and self.pool.is_shared(kv.pieces[-1])
-        return max(0, self.pieces_for(length) - len(kv.slots)) + copied
+        more = max(0, self.pieces_for(length) - len(kv.slots))
+        return more + self._must_copy(kv, more)
+
+    def fits(self, kv: KV, length: int, *, beside: Iterable[KV]) -> bool:
+        """Whether `reserve` would succeed if there were no places but `kv` and these."""
+        others = {piece for other in beside for piece in other.pieces}
+        held = others | set(kv.pieces)
+        more = max(0, self.pieces_for(length) - len(kv.slots))
+        copied = length > kv.ready and not kv.owns_next and kv.pieces[-1] in others
+        return len(held) + more + copied <= self.total_pieces
 
     def open(self) -> KV:
         """An empty place. It takes no piece yet.
@@ -179,7 +195,10 @@ class Ledger:
             return [], None
         if kv.owns_next:
             return self._extend(kv, length), None
-        return self._extend_unowned(kv, length)
+        if self._must_copy(kv, max(0, self.pieces_for(length) - len(kv.slots))):
+            return self._extend_copied(kv, length)
+        kv.owned = len(kv.slots) - 1
+        return runs_of(self.pool.forget(kv.pieces[-1]), self.piece) + self._extend(kv, length), None
 
     def truncate(self, kv: KV, length: int) -> list[Run]:
         """Forget rows from `length` on, and the pieces of only those. Returns what to drop."""
@@ -256,20 +275,29 @@ class Ledger:
         kv.lay(slots)
         return runs_of(freed, self.piece)
 
-    def _extend_unowned(self, kv: KV, length: int) -> tuple[list[Run], Copy | None]:
-        """`_extend` where the last piece is partly filled and not the place's own."""
+    def _extend_copied(self, kv: KV, length: int) -> tuple[list[Run], Copy]:
+        """`_extend` where the last piece is partly filled and stays with others."""
         last = slot, i = kv.pieces[-1]
         kv.owned = i
-        if not self.pool.is_shared(last):
-            return runs_of(self.pool.forget(last), self.piece) + self._extend(kv, length), None
         kv.lay(kv.slots[:i])
         dropped = self._extend(kv, length)
-        self.pool.release([last])
-        return dropped, Copy(slot, kv.slots[i], range(i * self.piece, kv.ready))
+        freed = runs_of(self.pool.release([last]), self.piece)
+        return dropped, Copy(slot, kv.slots[i], range(i * self.piece, kv.ready), tuple(freed))
 
     def _give_up(self, kv: KV, first: int) -> list[Run]:
         """Release the pieces from `first` on; returns these and what a failed step left."""
         return kv.left_over + runs_of(self.pool.release(kv.pieces[first:]), self.piece)
+
+    def _must_copy(self, kv: KV, more: int) -> bool:
+        """Whether the piece that the next row lies in stays as it is, for others to read.
+
+        If only the index knows it and what follows it, that is worth a copy while there is room.
+        """
+        if kv.owns_next:
+            return False
+        last = kv.pieces[-1]
+        has_room = self.free_pieces > more and self.free_places > 0  # a place less has a slot left
+        return self.pool.is_shared(last) or (has_room and self.pool.index.has_more(last))
 
     def _full(self, needed: int) -> CacheFull:
         pieces, places = self.free_pieces, self.free_places

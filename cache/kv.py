@@ -22,7 +22,7 @@ class KVCache:
         """
         self._piece_bytes = piece * shape.row_bytes
         total_pieces = max(1, budget_bytes // self._piece_bytes)
-        self.buffers = KVBuffers(shape, min(max_slots, total_pieces))
+        self.buffers = KVBuffers(shape, max_slots)
         self.ledger = Ledger(
             n_slots=self.buffers.n_slots,
             total_pieces=total_pieces,
@@ -39,6 +39,11 @@ class KVCache:
     def free_pieces(self) -> int:
         """Pieces that can be reserved, those included that are only kept for reuse."""
         return self.ledger.free_pieces
+
+    @property
+    def n_places(self) -> int:
+        """Places that are open."""
+        return self.ledger.n_places
 
     @property
     def free_places(self) -> int:
@@ -70,6 +75,7 @@ class KVCache:
         self._drop(dropped)
         if copied:
             self.buffers.copy(copied.src, copied.dst, copied.positions)
+            self._drop(copied.freed)
 
     def truncate(self, kv: KV, length: int) -> None:
         """Keep the first `length` rows and no room beyond their last piece. Copies nothing."""
@@ -99,13 +105,13 @@ class KVCache:
         """Offer the whole pieces of rows present to others of `owner` that begin the same."""
         self.ledger.index(kv, owner, step_keys)
 
-    def pieces_needed(self, kv: KV | None, length: int) -> int:
-        """Pieces that `reserve` would take from the free ones, for a new place if it is None."""
+    def pieces_needed(self, kv: KV, length: int) -> int:
+        """Pieces that `reserve` would take from the free ones."""
         return self.ledger.pieces_needed(kv, length)
 
-    def held_by(self, kvs: Iterable[KV]) -> int:
-        """Pieces that these places hold together, each counted once."""
-        return len({piece for kv in kvs for piece in kv.pieces})
+    def fits(self, kv: KV, length: int, *, beside: Iterable[KV]) -> bool:
+        """Whether `reserve` would succeed if there were no places but `kv` and these."""
+        return self.ledger.fits(kv, length, beside=beside)
 
     def bytes_for(self, length: int) -> int:
         """Bytes of the pieces that `length` positions need."""

@@ -62,8 +62,9 @@ class Pool:
         for i in range(len(slots), n):
             slot = self._slot_for(i, n, table[-1:])
             if slot is None:
-                slot, _ = oldest = next(piece for piece in self._cached if piece[1] == i)
+                oldest = next(piece for piece in self._cached if piece[1] == i)
                 freed += self.forget(oldest)
+                slot = oldest[0]
             self.hold([(slot, i)])
             table.append(slot)
         return table, sorted(freed)

@@ -38,6 +38,11 @@ class PrefixIndex:
     def __contains__(self, piece: Piece) -> bool:
         return piece in self._nodes
 
+    def has_more(self, piece: Piece) -> bool:
+        """Whether it is known how the beginning that ends with `piece` goes on."""
+        node = self._nodes.get(piece)
+        return node is not None and bool(node.below)
+
     def __iter__(self) -> Iterator[Piece]:
         return iter(self._nodes)
 

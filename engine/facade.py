@@ -199,14 +199,11 @@ class Engine:
     async def _opened(self, session: Session, token_ids: tuple[int, ...]) -> SessionView:
         self.admission.check_new(session.past_length, len(token_ids))
         reply = self._requests.opening()
-        fork_of = session.parent.id if session.parent else None
         if token_ids:
-            job = self._job(
-                session, token_ids, len(token_ids), Capture(), reply, opening=True, fork_of=fork_of
-            )
+            job = self._job(session, token_ids, len(token_ids), Capture(), reply, opening=True)
             self._inbox.put(RunJob(job))
         else:
-            self._inbox.put(OpenIdle(session, fork_of, reply))
+            self._inbox.put(OpenIdle(session, reply))
         async with reply:
             done = await reply.result()
         return self.view_of(done.session)
@@ -296,7 +293,6 @@ class Engine:
         *,
         atomic: bool = True,
         opening: bool = False,
-        fork_of: str | None = None,
         sampled: Generation | None = None,
     ) -> Job:
         return Job(
@@ -308,7 +304,6 @@ class Engine:
             point_bytes=sum(point.n_bytes(self.model.config) for point in capture.points),
             atomic=atomic,
             opening=opening,
-            fork_of=fork_of,
             reply=reply,
             tokenizer=self.tokenizer,
             generation=sampled,

@@ -21,10 +21,9 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class OpenIdle:
-    """A new session with nothing to step: empty, or a fork of `fork_of` and as long as there."""
+    """A new session with nothing to step: empty, or a fork."""
 
     session: Session
-    fork_of: str | None
     reply: Reply
 
 

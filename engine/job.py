@@ -51,7 +51,6 @@ class Job:
     point_bytes: int  # of one record's points
     atomic: bool
     opening: bool  # the session exists only once this job is done
-    fork_of: str | None = None  # the session whose rows it begins with
     reply: Reply
     tokenizer: Tokenizer
     generation: Generation | None = None
@@ -123,18 +122,16 @@ class Job:
         """Whether the next rows are in the cache already."""
         return self.kv.ready > self.kv.length
 
-    def found(self, buffer_bytes: int) -> int:
-        """Tokens whose rows were found in the cache, as many as its reader has room for."""
+    def demand(self, buffer_bytes: int) -> Demand:
+        """What it could do now, given how far its reader is behind."""
         if not self.placed:
-            return 0
-        return self._readable(self.kv.ready - self.kv.length, buffer_bytes)
-
-    def demand(self, buffer_bytes: int, prefill_chunk: int) -> Demand:
-        """What it could step now, given how far its reader is behind."""
-        if not self.placed or self.finds:
             return Demand(todo=0, chunk=0)
+        if self.finds:
+            n_found = self.kv.ready - self.kv.length
+            chunk = self._readable(n_found, buffer_bytes)
+            return Demand(todo=n_found if chunk else 0, chunk=chunk, found=True)
         todo = max(1, self.todo)  # one that has caught up chooses an id first
-        chunk = min(todo, LOGITS_ROWS if self._reads_logits else prefill_chunk)
+        chunk = min(todo, LOGITS_ROWS) if self._reads_logits else todo
         chunk = self._readable(chunk, buffer_bytes)
         return Demand(todo=todo if chunk else 0, chunk=chunk)
 

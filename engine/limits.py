@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 MIB = 1024**2
 
+FOUND_TOKENS = 2048  # of one iteration: some 20 ms of records and texts
 LOGITS_ROWS = 64  # of one product: 12.9 MB of logits at a time
 
 

@@ -119,11 +119,10 @@ class ModelThread(threading.Thread):
         if not grants:
             return ()
         began = time.monotonic()
+        computed = [n for job, n in grants if not job.finds]
         outcomes = self._stepper.run(grants)
         self._observer.iteration(
-            n_rows=len(grants),
-            n_tokens=sum(n for _, n in grants),
-            seconds=time.monotonic() - began,
+            n_rows=len(computed), n_tokens=sum(computed), seconds=time.monotonic() - began
         )
         return outcomes
 
@@ -151,9 +150,8 @@ class ModelThread(threading.Thread):
         match message:
             case RunJob(job):
                 self._start(job, batch)
-            case OpenIdle(session, fork_of, reply):
-                if fork_of is not None:
-                    self.places.fork(fork_of, session.id, session.past_length)
+            case OpenIdle(session, reply):
+                self.places.branch(session)
                 batch.entries.append(Opened(session))
                 self._tell(batch, reply, Done(session, Usage()), before=None)
             case TruncateTo(session, to, reply):

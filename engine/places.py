@@ -62,8 +62,8 @@ class Places:
             NoRoom: as `take`.
         """
         kv = self._places[session_id]
-        while (needed := self._cache.pieces_needed(kv, length)) > self._cache.free_pieces:
-            if needed > self._attainable(kv):
+        while self._cache.pieces_needed(kv, length) > self._cache.free_pieces:
+            if not self._can_have(kv, length):
                 raise self.no_room(length)
             self._evict(session_id)
         self._cache.reserve(kv, length)
@@ -84,11 +84,17 @@ class Places:
             total_bytes=self._cache.usage().bytes_total,
         )
 
-    def fork(self, parent_id: str, child_id: str, length: int) -> None:
-        """Give the child what its parent has of the first `length` rows. It may be nothing."""
-        parent = self._places.get(parent_id)
-        if parent is not None and self._cache.free_places:
-            self._places[child_id] = self._cache.fork(parent, length)
+    def branch(self, session: Session) -> None:
+        """Give a new session what its parent, if it has one, has of its rows. It may be nothing."""
+        if session.parent is None:
+            return
+        parent_id = session.parent.id
+        parent = self._places.pop(parent_id, None)
+        if parent is None:
+            return
+        self._places[parent_id] = parent  # it was used
+        if self._cache.free_places:
+            self._places[session.id] = self._cache.fork(parent, session.past_length)
 
     def index(self, session: Session) -> None:
         """Let the owner's other sessions find what this one has committed."""
@@ -115,7 +121,7 @@ class Places:
     def check(self) -> None:
         """Prove that every place in the cache is some session's, and the cache's books."""
         assert len(set(map(id, self._places.values()))) == len(self._places)
-        assert len(self._places) == self._cache.ledger.n_slots - self._cache.free_places
+        assert len(self._places) == self._cache.n_places
         self._cache.check()
 
     def _open(self, length: int) -> KV:
@@ -133,8 +139,12 @@ class Places:
         at_work = self._at_work()
         return [session_id for session_id in self._places if session_id not in at_work]
 
-    def _attainable(self, kv: KV) -> int:
-        """Pieces that `kv` could get if every session that is not at work were evicted."""
+    def _can_have(self, kv: KV, length: int) -> bool:
+        """Whether there would be room if every session that is not at work were evicted."""
         at_work = self._at_work()
-        held = [other for session_id, other in self._places.items() if session_id in at_work]
-        return self._cache.ledger.total_pieces - self._cache.held_by([*held, kv])
+        others = [
+            other
+            for session_id, other in self._places.items()
+            if session_id in at_work and other is not kv
+        ]
+        return self._cache.fits(kv, length, beside=others)

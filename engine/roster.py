@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from engine.errors import NoRoom
 from engine.job import Job
-from engine.limits import Limits
+from engine.limits import FOUND_TOKENS, Limits
 from engine.places import Places
 from engine.reply import Reply
 from engine.scheduler import share
@@ -59,8 +59,8 @@ class Roster:
         self._places.check_possible(job.base + job.n_new)
         if self._waiting():  # they come first
             raise self._places.no_room(len(job.tokens))
-        if job.fork_of is not None:
-            self._places.fork(job.fork_of, job.session.id, job.base)
+        if job.opening:
+            self._places.branch(job.session)
         self._place(job)
         self._jobs.append(job)
 
@@ -71,20 +71,22 @@ class Roster:
     def grants(self) -> Grants:
         """Who steps how many tokens in the next iteration; all of them have room for it."""
         self._resume()
-        buffer = self._limits.reply_buffer_bytes
-        found = [(job, job.found(buffer)) for job in self._jobs]
-        grants = [(job, n) for job, n in found + self._shared() if n]
+        grants = self._shared()
         served = {job for job, _ in grants}
         self._jobs.sort(key=lambda job: job in served)  # stable: the unserved move to the front
         for job, n in sorted(grants, key=lambda grant: grant[0].admitted):
             self._ensure_room(job, n)
         return [(job, n) for job, n in grants if job.placed]
 
-    def _shared(self) -> list[tuple[Job, int]]:
+    def _shared(self) -> Grants:
         limits = self._limits
-        demands = [job.demand(limits.reply_buffer_bytes, limits.prefill_chunk) for job in self]
-        granted = share(demands, max_rows=limits.max_rows, prefill_chunk=limits.prefill_chunk)
-        return list(zip(self._jobs, granted, strict=True))
+        granted = share(
+            [job.demand(limits.reply_buffer_bytes) for job in self._jobs],
+            max_rows=limits.max_rows,
+            prefill_chunk=limits.prefill_chunk,
+            found_chunk=FOUND_TOKENS,
+        )
+        return [(job, n) for job, n in zip(self._jobs, granted, strict=True) if n]
 
     def _ensure_room(self, job: Job, n: int) -> None:
         while job.placed and job.kv.length + n > job.kv.reserved:

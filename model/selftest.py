@@ -1,4 +1,4 @@
-"""Looks whether exact mode is exact on this machine. Torch; the model thread, once at start.
+"""Looks whether exact mode is exact on this machine. Torch; the loading thread, once.
 
 That a row has the same bits in any company is how the kernels behind `model.precision.exact` and
 `model.attention.exact` were found to work, not what their makers promise: another processor,
@@ -74,6 +74,7 @@ class _OneLayer:
             max_tokens=config.n_ctx,
             batch_invariant=True,
         )
+        # To the end of a context that is no multiple of a piece: its last block is an odd one.
         n_tokens = config.n_ctx if config.n_ctx % PIECE else min(_TOKENS, config.n_ctx)
         self._token_ids = np.random.default_rng(0).integers(config.n_vocab, size=n_tokens).tolist()
 

@@ -58,8 +58,9 @@ def test_a_session_from_open_to_close_in_exact_numbers() -> None:
 
 @pytest.mark.parametrize(("length", "pieces"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
 def test_pieces_for_a_length(length: int, pieces: int) -> None:
-    assert ledger().pieces_for(length) == pieces
-    assert ledger().pieces_needed(None, length) == pieces
+    books = ledger()
+    assert books.pieces_for(length) == pieces
+    assert books.pieces_needed(books.open(), length) == pieces
 
 
 def test_reserving_what_is_there_takes_nothing() -> None:

@@ -20,6 +20,7 @@ from engine.facade import Engine
 from engine.limits import Limits
 from engine.protocol import Model, Observer
 from engine.reply import Reply
+from model.attention.exact import PIECE as EXACT_PIECE
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
 from model.sampling import Sampling
@@ -187,6 +188,7 @@ async def running(
     double: Callable[[Model], Watched] = Watched,
     *,
     long: bool = False,
+    exact: bool = False,
     budget_bytes: int = 1 << 32,
     log: SessionLog | None = None,
     clock: Callable[[], float] = time.time,
@@ -200,8 +202,15 @@ async def running(
         cache_shape(checkpoint.config, "float32"),
         budget_bytes=budget_bytes,
         max_slots=bounds.max_sessions,
+        piece=EXACT_PIECE if exact else PIECE,
     )
-    real = GPT2(checkpoint, cache.buffers, dtype="float32", max_tokens=bounds.max_tokens)
+    real = GPT2(
+        checkpoint,
+        cache.buffers,
+        dtype="float32",
+        max_tokens=bounds.max_tokens,
+        batch_invariant=exact,
+    )
     model = double(real)
     engine = Engine(
         model=model,

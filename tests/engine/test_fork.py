@@ -223,3 +223,35 @@ async def test_a_fork_keeps_what_its_parent_was_opened_with() -> None:
         assert view.session.metadata == {"a": "b"}
         view = await rig.engine.fork(Fork(session_id=parent, owner="me", ttl_seconds=5))
         assert view.session.ttl_seconds == 5
+
+
+@in_loop
+async def test_a_fork_can_fill_a_budget_of_one_session() -> None:
+    """The piece that it shares with its idle parent is its own once the parent is evicted."""
+    async with running(budget_bytes=pieces(4)) as rig:
+        prompt = some_ids(40)
+        parent = await rig.open(prompt)
+        child = await rig.fork(parent)
+        await rig.appended(child, some_ids(88, seed=1))
+        assert (rig.length(child), rig.places()) == (CONFIG.n_ctx, {child})
+        await assert_right(rig, parent, prompt, 2)
+
+
+@in_loop
+async def test_forking_is_a_use_of_the_parent() -> None:
+    async with running(budget_bytes=pieces(6)) as rig:
+        template = await rig.open(some_ids(40))
+        other = await rig.open(some_ids(40, seed=1))
+        await rig.fork(template)
+        await rig.open(some_ids(90, seed=2))
+        assert rig.engine.view(template).kv == "resident"
+        assert rig.engine.view(other).kv == "evicted"
+
+
+@in_loop
+async def test_many_forks_fit_where_few_sessions_would() -> None:
+    async with running(budget_bytes=pieces(4)) as rig:
+        parent = await rig.open(some_ids(60))
+        children = [await rig.fork(parent) for _ in range(20)]
+        assert all(rig.engine.view(child).kv == "resident" for child in children)
+        assert not any(rig.engine.stats().evictions.values())

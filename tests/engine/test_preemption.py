@@ -71,6 +71,7 @@ async def test_a_newcomer_is_refused_while_somebody_waits() -> None:
         gate(rig).let(6)  # both pass 32 and one has to wait
         await eventually(lambda: rig.engine.stats().evictions["preempted"] == 1)
         refused = asyncio.create_task(rig.open([1]))
+        await asyncio.sleep(0)  # now it waits in the inbox
         gate(rig).let(3)
         with pytest.raises(NoRoom):
             await refused

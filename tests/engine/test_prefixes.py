@@ -1,18 +1,22 @@
 """Prompts that begin as another of the same owner did are not computed again."""
 
+import asyncio
 from functools import partial
 
 import numpy as np
 import pytest
 
+from engine.commands import Truncate
 from engine.events import Done
+from engine.limits import FOUND_TOKENS
 from model.points import Point
 from tests.agreement import assert_agrees
-from tests.engine.doubles import Failing, steps_token
+from tests.engine.doubles import Counting, Failing, steps_token
 from tests.engine.rig import (
     LIVELY,
     Rig,
     capture,
+    ended,
     ids_of,
     in_loop,
     pieces,
@@ -157,8 +161,6 @@ async def test_a_slow_reader_is_not_flooded_with_what_was_found(buffer: int) -> 
 async def test_truncated_into_a_known_piece_and_gone_another_way() -> None:
     async with running() as rig:
         first, second = await rig.open(PROMPT), await rig.open(PROMPT)
-        from engine.commands import Truncate
-
         await rig.engine.truncate(Truncate(session_id=first, to=40))
         await rig.appended(first, some_ids(40, seed=5))
         history = PROMPT[:40] + some_ids(40, seed=5)
@@ -166,3 +168,30 @@ async def test_truncated_into_a_known_piece_and_gone_another_way() -> None:
             done = await rig.appended(session_id, [9], capture=capture(Point("ln_f")))
             row = done.records[0].points[Point("ln_f")]
             assert_agrees(row, reference_points(LIVELY, [*ids, 9])["ln_f"][-1], what="ln_f")
+
+
+@in_loop
+async def test_many_found_prompts_hold_up_nobody_for_long() -> None:
+    """What is found costs no step but a record for each token: an iteration takes some."""
+    observer = Counting()
+    async with running(long=True, observer=observer) as rig:
+        prompt = some_ids(960)
+        await rig.open(prompt)
+        sessions = [await rig.open() for _ in range(6)]
+        before = len(observer.tokens)
+        replies = [rig.append(s, prompt) for s in sessions]
+        ends = await asyncio.gather(*map(ended, replies))
+        assert [done.usage.cached_tokens for done in ends] == [960] * 6
+        assert len(observer.tokens) - before >= 6 * 960 / FOUND_TOKENS
+        assert not any(n for _, n in observer.tokens[before:])  # none of it was stepped
+
+
+@in_loop
+async def test_what_others_may_begin_with_outlives_a_step_back() -> None:
+    """Truncated into the first piece of a known conversation and gone another way."""
+    async with running() as rig:
+        await rig.engine.delete(await rig.open(some_ids(128)))
+        session_id = await rig.open(some_ids(32))
+        await rig.engine.truncate(Truncate(session_id=session_id, to=31))
+        await rig.appended(session_id, [5])
+        assert (await appended_to_new(rig, some_ids(128))).usage.cached_tokens == 128

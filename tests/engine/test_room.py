@@ -110,6 +110,8 @@ async def test_m01_who_finds_no_room_is_told_before_a_step_and_nothing_waits() -
         assert rig.length(b) == 30
         assert not rig.engine.registry.is_busy(b)
         opening = asyncio.create_task(rig.open([5]))
+        await asyncio.sleep(0)  # now it waits in the inbox
+        gate(rig).let(1)
         with pytest.raises(NoRoom):
             await opening
         assert len(rig.engine.registry) == 2

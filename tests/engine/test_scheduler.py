@@ -12,6 +12,10 @@ def prompt(todo: int, chunk: int | None = None) -> Demand:
     return Demand(todo=todo, chunk=todo if chunk is None else chunk)
 
 
+def found(todo: int) -> Demand:
+    return Demand(todo=todo, chunk=todo, found=True)
+
+
 @pytest.mark.parametrize(
     ("demands", "granted"),
     [
@@ -27,15 +31,18 @@ def prompt(todo: int, chunk: int | None = None) -> Demand:
         ([BEHIND, STEP, BEHIND, prompt(2)], [0, 1, 0, 2]),
         ([BEHIND] * 4 + [STEP], [0, 0, 0, 0, 1]),  # who is behind takes no row
         ([prompt(30), *[prompt(30)] * 4, STEP], [10, 0, 0, 0, 0, 1]),
+        ([found(30), found(30), prompt(30), STEP], [25, 0, 10, 1]),  # found_chunk is 25
+        ([found(1), found(30)], [1, 24]),
+        ([found(5)] * 5, [5, 5, 5, 5, 0]),
     ],
 )
 def test_exact_shares(demands: list[Demand], granted: list[int]) -> None:
-    assert share(demands, max_rows=4, prefill_chunk=10) == granted
+    assert share(demands, max_rows=4, prefill_chunk=10, found_chunk=25) == granted
 
 
 DEMANDS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(1, 40)).map(
-        lambda pair: Demand(todo=pair[0], chunk=min(pair))
+    st.tuples(st.integers(0, 40), st.integers(1, 40), st.booleans()).map(
+        lambda drawn: Demand(todo=drawn[0], chunk=min(drawn[:2]), found=drawn[2])
     ),
     max_size=20,
 )
@@ -46,11 +53,12 @@ DEMANDS = st.lists(
 def test_any_shares_keep_the_bounds(
     demands: list[Demand], max_rows: int, prefill_chunk: int
 ) -> None:
-    granted = share(demands, max_rows=max_rows, prefill_chunk=prefill_chunk)
+    granted = share(demands, max_rows=max_rows, prefill_chunk=prefill_chunk, found_chunk=9)
     assert len(granted) == len(demands)
     assert sum(n > 0 for n in granted) <= max_rows
-    several = [n for n, demand in zip(granted, demands, strict=True) if demand.todo != 1]
-    assert sum(several) <= prefill_chunk
+    pairs = list(zip(granted, demands, strict=True))
+    assert sum(n for n, demand in pairs if demand.todo != 1 and not demand.found) <= prefill_chunk
+    assert sum(n for n, demand in pairs if demand.found) <= 9
     for n, demand in zip(granted, demands, strict=True):
         assert 0 <= n <= min(demand.todo, demand.chunk)
     if any(demand.todo for demand in demands):
@@ -66,7 +74,8 @@ def test_nobody_starves_when_those_served_go_last(todo: list[int]) -> None:
     waited = dict.fromkeys(left, 0)
     order = list(left)
     while order:
-        granted = share([prompt(left[i]) for i in order], max_rows=3, prefill_chunk=8)
+        demands = [prompt(left[i]) for i in order]
+        granted = share(demands, max_rows=3, prefill_chunk=8, found_chunk=8)
         assert any(granted)
         served = [i for i, n in zip(order, granted, strict=True) if n]
         for i, n in zip(order, granted, strict=True):

@@ -61,7 +61,7 @@ class AnyRequests(RuleBasedStateMachine):
     rig: Rig
 
     @initialize(
-        budget=st.integers(5, 12),
+        budget=st.integers(4, 12),
         chunk=st.sampled_from([1, 5, 16, 64]),
         buffer=st.sampled_from([1, 2000, Limits().reply_buffer_bytes]),
     )

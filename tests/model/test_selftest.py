@@ -35,9 +35,7 @@ def test_exact_mode_is_exact_here() -> None:
     prove_exact(CHECKPOINT)
 
 
-@pytest.mark.parametrize(
-    ("position", "name"), [(0, "c_attn"), (1, "attn.c_proj"), (2, "mlp.c_proj")]
-)
+@pytest.mark.parametrize(("position", "name"), PRODUCTS)
 def test_a_product_that_differs_by_one_bit_is_named(
     position: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
