@@ -148,8 +148,9 @@ class GPT2:
         if not row.captured:
             return {}
         parts = embed_parts(self.tables, row.token_ids, row.kv.length)
+        by_name = parts._asdict() | {"resid_pre": parts.embedding}  # of layer 0: the same tensor
         captured = list(row.captured)
-        return {point: getattr(parts, point.name)[captured].numpy() for point in row.points}
+        return {point: by_name[point.name][captured].numpy() for point in row.points}
 
     @torch.inference_mode()
     def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:

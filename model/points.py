@@ -106,7 +106,7 @@ class Point:
     @property
     def is_looked_up(self) -> bool:
         """Whether it is known before the first block, without computing a step."""
-        return _KINDS[self.name].stage == 0
+        return _KINDS[self.name].stage == 0 or self == Point("resid_pre", 0)
 
     def shape(self, config: GPT2Config) -> tuple[int, ...]:
         """Sizes of one step's tensor."""

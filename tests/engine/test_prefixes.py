@@ -26,7 +26,7 @@ from tests.engine.rig import (
 from tests.reference import reference_points
 
 PROMPT = some_ids(70)
-LOOKED_UP = capture(Point("wte"), Point("wpe"), Point("embedding"))
+LOOKED_UP = capture(Point("wte"), Point("wpe"), Point("embedding"), Point("resid_pre", 0))
 
 
 async def appended_to_new(rig: Rig, token_ids: list[int], **more: object) -> Done:
