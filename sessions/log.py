@@ -5,10 +5,11 @@ own thread calls `commit`, once per iteration with the changes of all rows; what
 released to clients when the call returns. One conformance suite runs over every back end.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from sessions.edits import StepEdits
 from sessions.errors import LengthOutOfRange, LogError
 from sessions.session import Session
 
@@ -27,6 +28,7 @@ class Committed:
     session_id: str
     past_length: int  # before these tokens
     token_ids: tuple[int, ...]
+    edits: Mapping[int, StepEdits] = field(default_factory=dict)  # by position
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,14 @@ def apply(entry: Entry, sessions: dict[str, Session]) -> None:
             if session.id in sessions:
                 raise LogError(f"session {session.id!r} was opened before")
             sessions[session.id] = session
-        case Committed(session_id, past_length, token_ids):
+        case Committed(session_id, past_length, token_ids, edits):
             session = _known(session_id, sessions)
             if past_length != session.past_length:
                 raise LogError(
                     f"session {session_id!r} has {session.past_length} tokens, "
                     f"and a commit follows {past_length}"
                 )
-            sessions[session_id] = session.committed(token_ids)
+            sessions[session_id] = session.committed(token_ids, edits)
         case Truncated(session_id, to):
             sessions[session_id] = _truncated(_known(session_id, sessions), to)
         case Deleted(session_id):

@@ -68,6 +68,11 @@ class Registry:
         now = self._clock()
         return sum(now < entry.expires(now) for entry in self._entries.values())
 
+    @property
+    def edit_bytes(self) -> int:
+        """About what the histories of all living sessions hold in edits."""
+        return sum(entry.session.edit_bytes for entry in self._entries.values())
+
     @staticmethod
     def new_id() -> str:
         """An id that nobody can guess."""
@@ -75,19 +80,20 @@ class Registry:
 
     # Sessions as the model thread's commits left them
 
-    def publish(self, session: Session) -> None:
-        """Insert a session, or replace it by its newer value.
+    def publish(self, session: Session) -> bool:
+        """Insert a session, or replace it by its newer value; returns whether it lives.
 
         A session that was removed while in use stays removed: publish before `clear_busy` or the
         end of `using`, and a commit that was under way cannot bring it back.
         """
         if session.id in self._removed or session.id in self._tombstones:
-            return
+            return False
         entry = self._entries.get(session.id)
         if entry is None:
             self._entries[session.id] = _Entry(session, idle_since=self._clock())
         else:
             entry.session = session
+        return True
 
     def find(self, session_id: str, owner: str = "") -> Session:
         """The last published value of an owner's session. Does not touch it: `using` does.

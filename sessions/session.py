@@ -5,9 +5,10 @@ log keeps them, the event loop publishes them, and none of the three can see a h
 What can be rebuilt (K/V) is not here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sessions.edits import StepEdits, step_keys
 from sessions.errors import LengthOutOfRange
 
 
@@ -21,9 +22,10 @@ class Parent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What a client owns: committed token ids and what was said at `open`.
+    """What a client owns: committed steps and what was said at `open`.
 
-    `created` is in unix seconds; `ttl_seconds` is idle time, counted by the registry.
+    `created` is in unix seconds; `ttl_seconds` is idle time, counted by the registry. `record`
+    names points that are kept at every step, for as long as there is room.
     """
 
     id: str
@@ -32,23 +34,43 @@ class Session:
     owner: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     parent: Parent | None = None
+    record: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
+    edits: Mapping[int, StepEdits] = field(default_factory=dict)  # by position, of edited steps
+    edit_bytes: int = 0  # of these, about; a value is counted at every step that it edits
 
     @property
     def past_length(self) -> int:
         """Committed tokens; the next token's position."""
         return len(self.token_ids)
 
-    def committed(self, token_ids: tuple[int, ...]) -> "Session":
-        """This session with `token_ids` stepped after its last token."""
-        return replace(self, token_ids=self.token_ids + token_ids)
+    @property
+    def step_keys(self) -> Sequence[Hashable]:
+        """For each step what its keys and values depend on, those of the steps before it aside."""
+        return step_keys(self.token_ids, self.edits)
+
+    def committed(
+        self, token_ids: tuple[int, ...], edits: Mapping[int, StepEdits] | None = None
+    ) -> "Session":
+        """This session with `token_ids` stepped after its last token, edited as `edits` says."""
+        token_ids = self.token_ids + token_ids
+        if not edits:
+            return replace(self, token_ids=token_ids)
+        n_bytes = self.edit_bytes + _n_bytes(edits)
+        return replace(self, token_ids=token_ids, edits={**self.edits, **edits}, edit_bytes=n_bytes)
 
     def truncated(self, to: int) -> "Session":
-        """This session rolled back to its first `to` tokens.
+        """This session rolled back to its first `to` tokens; edits of later ones are forgotten.
 
         Raises:
             LengthOutOfRange: `to` is negative or beyond `past_length`.
         """
         if not 0 <= to <= self.past_length:
             raise LengthOutOfRange(to=to, past_length=self.past_length)
-        return replace(self, token_ids=self.token_ids[:to])
+        edits = {position: made for position, made in self.edits.items() if position < to}
+        n_bytes = _n_bytes(edits)
+        return replace(self, token_ids=self.token_ids[:to], edits=edits, edit_bytes=n_bytes)
+
+
+def _n_bytes(edits: Mapping[int, StepEdits]) -> int:
+    return sum(edit.n_bytes for made in edits.values() for edit in made)

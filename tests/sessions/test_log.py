@@ -7,9 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sessions.edits import Edit, Value
 from sessions.errors import LogError
 from sessions.log import Committed, Deleted, Entry, MemoryLog, Opened, SessionLog, Truncated
 from sessions.session import Parent, Session
+
+EDIT = Edit(point="z.0[1]", op="add", value=Value((1, 2), bytes(8)), scale=-0.5)
 
 BackEnd = Callable[[Path], SessionLog]
 BACK_ENDS: dict[str, BackEnd] = {"memory": lambda _: MemoryLog()}
@@ -43,7 +46,10 @@ def test_all_that_was_said_at_open_is_kept(log: SessionLog) -> None:
         owner="someone",
         metadata={"name": "é😀", "empty": ""},
         parent=Parent("b", 1024),
+        record=("resid_post.0", "z.1[0]"),
         token_ids=(0, 50256, 7),
+        edits={1: (EDIT,)},
+        edit_bytes=EDIT.n_bytes,
     )
     log.commit([Opened(opened)])
     assert log.load() == [opened]
@@ -62,6 +68,15 @@ def test_one_batch_may_hold_a_whole_life(log: SessionLog) -> None:
     assert log.load() == [session("a", 1, 9, 8)]
     log.commit([Committed("a", 3, (5,)), Deleted("a"), Opened(session("b"))])
     assert log.load() == [session("b")]
+
+
+def test_edits_are_kept_with_their_steps(log: SessionLog) -> None:
+    edits = {1: (EDIT,), 2: (EDIT, EDIT)}
+    log.commit([Opened(session("a", 7)), Committed("a", 1, (8, 9), edits)])
+    (kept,) = log.load()
+    assert (kept.token_ids, kept.edits) == ((7, 8, 9), edits)
+    log.commit([Truncated("a", 2)])
+    assert log.load()[0].edits == {1: (EDIT,)}
 
 
 def test_an_empty_batch_changes_nothing(log: SessionLog) -> None:

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sessions.edits import Edit
 from sessions.errors import SessionError, SessionExpired, SessionNotFound, TooManySessions
 from sessions.registry import Registry
 from sessions.session import Session
@@ -360,3 +361,22 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+
+
+def test_edits_count_while_their_session_lives(registry: Registry) -> None:
+    edit = Edit(point="ln_f", op="scale", scale=0.0)
+    edited = session("a").committed((1, 2), {0: (edit,), 1: (edit,)})
+    assert registry.publish(edited)
+    assert registry.publish(session("b"))
+    assert registry.edit_bytes == 2 * edit.n_bytes
+    assert registry.publish(edited.truncated(1))
+    assert registry.edit_bytes == edit.n_bytes
+    registry.remove("a")
+    assert registry.edit_bytes == 0
+
+
+def test_what_was_removed_while_in_use_does_not_live_again(registry: Registry) -> None:
+    registry.publish(session("a"))
+    registry.begin("a")
+    registry.remove("a")
+    assert not registry.publish(session("a"))

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sessions.edits import Edit, Value
 from sessions.errors import LengthOutOfRange
 from sessions.session import Parent, Session
 
+EDIT = Edit(point="ln_f", op="replace", value=Value((1,), bytes(4)))
 IDS = st.lists(st.integers(0, 50256), max_size=20).map(tuple)
 
 
@@ -37,6 +39,22 @@ def test_a_truncate_keeps_the_first_tokens(ids: tuple[int, ...], data: st.DataOb
     to = data.draw(st.integers(0, len(ids)))
     after = session(ids).truncated(to)
     assert (after.token_ids, after.past_length) == (ids[:to], to)
+
+
+def test_edits_are_committed_with_their_steps_and_forgotten_with_them() -> None:
+    edited = session((1, 2)).committed((3, 4), {3: (EDIT,)}).committed((5,), {4: (EDIT, EDIT)})
+    assert edited.edits == {3: (EDIT,), 4: (EDIT, EDIT)}
+    assert edited.edit_bytes == 3 * EDIT.n_bytes > 0
+    assert edited.truncated(4).edits == {3: (EDIT,)}
+    assert edited.truncated(4).edit_bytes == EDIT.n_bytes
+    assert edited.truncated(2) == session((1, 2))
+
+
+def test_an_edited_step_has_another_key() -> None:
+    plain, edited = session((1, 2)), session((1,)).committed((2,), {1: (EDIT,)})
+    assert plain.token_ids == edited.token_ids == plain.step_keys
+    assert edited.step_keys[0] == plain.step_keys[0]
+    assert edited.step_keys[1] != plain.step_keys[1]
 
 
 def test_p11_truncate_to_zero_is_empty_and_out_of_range_is_refused() -> None:
