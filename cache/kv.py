@@ -101,6 +101,10 @@ class KVCache:
         """
         self._drop(self.ledger.adopt(kv, owner, step_keys, limit=limit))
 
+    def has_news(self, kv: KV) -> bool:
+        """Whether `index` would offer a piece that it did not offer before."""
+        return kv.length // kv.piece > kv.indexed
+
     def index(self, kv: KV, owner: str, step_keys: Sequence[Hashable]) -> None:
         """Offer the whole pieces of rows present to others of `owner` that begin the same."""
         self.ledger.index(kv, owner, step_keys)

@@ -14,6 +14,7 @@ ModelError
 │   ├── NonFiniteTensor          NaN or infinity among the weights
 │   └── UntiedOutput             an `lm_head.weight` that differs from `wte.weight`
 ├── UnknownPoint             a name that is no point of this model
+├── TooManyPoints            more names than one request may have
 ├── NotExact                 a result on this machine depends on what it is computed with
 ├── NonFiniteHidden          NaN or infinity in what the blocks computed
 └── NonFiniteLogits          NaN or infinity where an id should be chosen
@@ -131,13 +132,25 @@ class UntiedOutput(WeightsError):
 
 
 class UnknownPoint(ModelError):
-    """A name that is no point of this model, in any of the name systems."""
+    """A name that is no point of this model, in any of the name systems.
 
-    def __init__(self, name: str, *, nearest: Sequence[str]) -> None:
+    Either `nearest` has names that look like it, or `reason` says why it is none.
+    """
+
+    def __init__(self, name: str, *, nearest: Sequence[str] = (), reason: str = "") -> None:
         self.name = name
         self.nearest = tuple(nearest)
+        self.reason = reason
         hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
-        super().__init__(f"unknown point {name[:80]!r}{hint}")
+        super().__init__(f"unknown point {name[:80]!r}{': ' if reason else ''}{reason}{hint}")
+
+
+class TooManyPoints(ModelError):
+    """A request whose names, its patterns widened, are more than one request may have."""
+
+    def __init__(self, max_names: int) -> None:
+        self.max_names = max_names
+        super().__init__(f"more than {max_names} points are asked for")
 
 
 class NotExact(ModelError):

@@ -1,7 +1,7 @@
 """Points: the named tensors of one step. Pure Python, any thread; no torch.
 
-One table says which points exist, their axes, and what TransformerLens, Hugging Face and nnsight
-call them. `{l}` stands for the layer: a number, `*` for all, or `a:b` (half-open).
+`model.names` has the tables: which points exist and what other systems call them. A name has a
+layer place (a number, `*` for all, or half-open `a:b`) and may end in units: `z.9:11[6]`.
 
     embedding = wte + wpe = resid_pre.0 -> block 0 -> resid_post.0 = resid_pre.1 -> ...
         -> resid_post.(n_layer-1) -> ln_f -> logits
@@ -12,117 +12,123 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
+from math import prod
+from typing import TYPE_CHECKING
 
 from model.config import GPT2Config
-from model.errors import UnknownPoint
+from model.errors import TooManyPoints, UnknownPoint
+from model.names import ALIASES, HIDDEN_STATES, KINDS, is_one_branch, refusal
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+LENS_TOP = 10
+MAX_UNITS = 1024  # of one name
+MAX_NAMES = 8192  # of one request, patterns widened; gpt2-xl has 1,015 points
 _FLOAT32_BYTES = 4
-_LAYERS = r"(\*|[0-9]{1,4}|[0-9]{1,4}:[0-9]{1,4})"
-_LONGEST_NAME = 64  # no name is longer; keeps the search for near ones cheap
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """One row of the table. `stage`: before the blocks 0, within them 1, after them 2."""
-
-    name: str
-    stage: int
-    axes: tuple[str, ...]
-    aliases: tuple[str, ...]
-
-    @property
-    def pattern(self) -> str:
-        return f"{self.name}.{{l}}" if self.stage == 1 else self.name
-
-
-_TABLE = (
-    _Kind(
-        name="wte",
-        stage=0,
-        axes=("n_embd",),
-        aliases=("hook_embed", "transformer.wte", "transformer.wte.output"),
-    ),
-    _Kind(
-        name="wpe",
-        stage=0,
-        axes=("n_embd",),
-        aliases=("hook_pos_embed", "transformer.wpe", "transformer.wpe.output"),
-    ),
-    _Kind(name="embedding", stage=0, axes=("n_embd",), aliases=()),
-    _Kind(
-        name="resid_pre",
-        stage=1,
-        axes=("n_embd",),
-        aliases=("blocks.{l}.hook_resid_pre", "blocks.{l}.hook_in", "transformer.h[{l}].input"),
-    ),
-    _Kind(
-        name="resid_post",
-        stage=1,
-        axes=("n_embd",),
-        aliases=(
-            "blocks.{l}.hook_resid_post",
-            "blocks.{l}.hook_out",
-            "transformer.h[{l}].output",
-            "transformer.h.{l}",
-        ),
-    ),
-    _Kind(
-        name="ln_f",
-        stage=2,
-        axes=("n_embd",),
-        aliases=("ln_final.hook_out", "transformer.ln_f", "transformer.ln_f.output"),
-    ),
-    _Kind(
-        name="logits",
-        stage=2,
-        axes=("n_vocab",),
-        aliases=("unembed.hook_out", "lm_head", "lm_head.output"),
-    ),
-)
-_KINDS: Mapping[str, _Kind] = {kind.name: kind for kind in _TABLE}
-_RANK: Mapping[str, int] = {kind.name: rank for rank, kind in enumerate(_TABLE)}
-_HIDDEN_STATES = "hidden_states[{l}]"  # n_layer + 1 of them, and the last is ln_f
+_LONGEST_NAME = 64  # no name without units is longer; keeps the search for near ones cheap
+_NUMBER = "(?:0|[1-9][0-9]{0,4})"
+_LAYER = re.compile(rf"(?<=[.\[])(?:\*|{_NUMBER}(?::{_NUMBER})?)(?=[.\]]|\Z)")
+_UNITS = re.compile(rf"(.+)\[({_NUMBER}(?:,{_NUMBER})*)\]")
+_RANK: Mapping[str, int] = {name: rank for rank, name in enumerate(KINDS)}
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    **ALIASES,
+    **{kind.pattern: (kind.pattern,) for kind in KINDS.values()},
+}
 
 
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One named tensor of a step. Ordered as the forward pass computes them."""
+    """One named tensor of a step, or some units of it: `z.9`, or head 6 of it, `z.9[6]`.
+
+    Ordered as the forward pass computes them.
+    """
 
     name: str
     layer: int | None = None
+    units: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        return self.name if self.layer is None else f"{self.name}.{self.layer}"
+        layer = "" if self.layer is None else f".{self.layer}"
+        units = "" if self.units is None else f"[{','.join(map(str, self.units))}]"
+        return self.name + layer + units
 
     def __lt__(self, other: "Point") -> bool:
         return self._forward < other._forward
 
     @property
+    def _forward(self) -> tuple[int, int, int, tuple[int, ...]]:
+        return KINDS[self.name].stage, self.layer or 0, _RANK[self.name], self.units or ()
+
+    @property
     def axes(self) -> tuple[str, ...]:
         """What each dimension counts, in the words of the configuration."""
-        return _KINDS[self.name].axes
+        return KINDS[self.name].axes
+
+    @property
+    def unit_axis(self) -> int:
+        """The axis that units are indices of: heads where there are heads, else the last."""
+        return 0 if self.axes[0] == "n_head" else len(self.axes) - 1
+
+    @property
+    def whole(self) -> "Point":
+        """The same point without units."""
+        return Point(self.name, self.layer)
 
     @property
     def is_looked_up(self) -> bool:
         """Whether it is known before the first block, without computing a step."""
-        return _KINDS[self.name].stage == 0 or self == Point("resid_pre", 0)
-
-    def shape(self, config: GPT2Config) -> tuple[int, ...]:
-        """Sizes of one step's tensor."""
-        sizes = {"n_embd": config.n_embd, "n_vocab": config.n_vocab}
-        return tuple(sizes[axis] for axis in self.axes)
-
-    def n_bytes(self, config: GPT2Config) -> int:
-        """Bytes of one step's tensor in float32."""
-        n_bytes = _FLOAT32_BYTES
-        for size in self.shape(config):
-            n_bytes *= size
-        return n_bytes
+        return KINDS[self.name].stage == 0 or self.whole == Point("resid_pre", 0)
 
     @property
-    def _forward(self) -> tuple[int, int, int]:
-        return _KINDS[self.name].stage, self.layer or 0, _RANK[self.name]
+    def is_head_product(self) -> bool:
+        """Whether it is read from rows that are multiplied by the token table, after the pass."""
+        return KINDS[self.name].stage >= 3
+
+    @property
+    def is_editable(self) -> bool:
+        """Whether what follows in the step is computed from it."""
+        return not self.is_head_product
+
+    @property
+    def costs_extra(self) -> bool:
+        """Whether a step has it only by extra work."""
+        return self.name in ("scores", "pattern", "head_out", "lens")
+
+    def shape(self, config: GPT2Config, position: int) -> tuple[int, ...]:
+        """Sizes of the tensor of the step at `position`: only `key` depends on that."""
+        sizes = _sizes(config, position)
+        shape = [sizes[axis] for axis in self.axes]
+        if self.units is not None:
+            shape[self.unit_axis] = len(self.units)
+        return tuple(shape)
+
+    def n_bytes(self, config: GPT2Config) -> int:
+        """Bytes of one step's tensor in float32: at the last position, where it is largest."""
+        return _FLOAT32_BYTES * prod(self.shape(config, config.n_ctx - 1))
+
+    def select(self, array: "npt.NDArray[np.float32]") -> "npt.NDArray[np.float32]":
+        """The units of `array`, which is the whole point's; `array` itself without units."""
+        if self.units is None:
+            return array
+        return array[list(self.units)] if self.unit_axis == 0 else array[..., list(self.units)]
+
+
+def _sizes(config: GPT2Config, position: int) -> Mapping[str, int]:
+    """How long each axis is in the step at `position`."""
+    return {
+        "one": 1,
+        "n_embd": config.n_embd,
+        "n_head": config.n_head,
+        "d_head": config.d_head,
+        "n_inner": 4 * config.n_embd,
+        "n_vocab": config.n_vocab,
+        "key": position + 1,
+        "id_logit": 2,
+        "top": LENS_TOP,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,8 @@ class Selection:
     """What a request asked for.
 
     `points` are unique and in forward order. `aliases` tells, for each name of another system,
-    the canonical name under which its tensor is answered; a pattern is listed name by name.
+    the canonical name under which its tensor is answered (three in a comma list for q, k and v in
+    one); a pattern is listed name by name.
     """
 
     points: tuple[Point, ...]
@@ -138,91 +145,122 @@ class Selection:
 
 
 def all_points(config: GPT2Config) -> tuple[Point, ...]:
-    """Every point of a model, in forward order."""
-    return tuple(sorted(point for kind in _TABLE for point in _points_of(kind, config)))
+    """Every whole point of a model, in forward order."""
+    return parse_points(
+        [kind.pattern.replace("{l}", "*") for kind in KINDS.values()], config
+    ).points
 
 
 def parse_points(specs: Sequence[str], config: GPT2Config) -> Selection:
-    """Resolve names, patterns and other systems' names.
+    """Resolve names, patterns and other systems' names, each with or without units.
 
     Raises:
-        UnknownPoint: with the names that come nearest.
+        UnknownPoint: with the names that come nearest, or the reason.
+        TooManyPoints: more than `MAX_NAMES` after patterns are widened.
     """
     points: set[Point] = set()
     aliases: dict[str, str] = {}
+    n_names = 0
     for spec in dict.fromkeys(specs):
-        for name, point in _resolve(spec, config):
-            points.add(point)
-            if name != str(point):
-                aliases[name] = str(point)
+        found = _resolve(spec, config)
+        n_names += len(found)
+        if n_names > MAX_NAMES:
+            raise TooManyPoints(MAX_NAMES)
+        for name, named in found:
+            points.update(named)
+            canonical = ",".join(map(str, named))
+            if name != canonical:
+                aliases[name] = canonical
     return Selection(tuple(sorted(points)), aliases)
 
 
-def _resolve(spec: str, config: GPT2Config) -> list[tuple[str, Point]]:
-    """Each concrete name that `spec` stands for, with its point."""
-    for regex, pattern, kind in _PATTERNS:
-        match = regex.fullmatch(spec)
-        if match and kind.stage != 1:
-            return [(spec, Point(kind.name))]
-        if match:
-            layers = _layers(match[1], config.n_layer)
-            return _known(spec, config, [(pattern, i, Point(kind.name, i)) for i in layers])
-    if match := _HIDDEN_STATES_REGEX.fullmatch(spec):
-        indices = _layers(match[1], config.n_layer + 1)
-        hidden = [(_HIDDEN_STATES, i, _hidden_state(i, config)) for i in indices]
-        return _known(spec, config, hidden)
-    raise _unknown(spec, config)
+def parse_point(spec: str, config: GPT2Config) -> Point:
+    """The one point that an edit of `spec` changes.
+
+    Raises:
+        UnknownPoint: none, or several, or an input that only one of its point's readers reads.
+    """
+    template, _, _ = _read(spec)
+    points = parse_points([spec], config).points
+    if len(points) != 1:
+        raise UnknownPoint(spec, reason=f"it stands for {len(points)} points, and one is needed")
+    if is_one_branch(template):
+        reason = f"to edit there would pass by other readers of {points[0]}: say which point"
+        raise UnknownPoint(spec, reason=reason)
+    return points[0]
 
 
-def _known(
-    spec: str, config: GPT2Config, found: list[tuple[str, int, Point]]
-) -> list[tuple[str, Point]]:
-    if not found:
-        raise _unknown(spec, config)
-    return [(pattern.replace("{l}", str(layer)), point) for pattern, layer, point in found]
+def _resolve(spec: str, config: GPT2Config) -> list[tuple[str, tuple[Point, ...]]]:
+    """Each concrete name that `spec` stands for, with its points."""
+    template, place, told = _read(spec)
+    if template not in _NAMES or ("{l}" in template) != bool(place):
+        raise _unknown(spec, template, place)
+    n_layers = config.n_layer + (template == HIDDEN_STATES)
+    layers = _layers(place, n_layers) if place else range(1)
+    if not layers:
+        raise UnknownPoint(spec, reason=f"layers are 0 to {n_layers - 1}")
+    units = tuple(map(int, told.split(","))) if told else None
+    brackets = f"[{told}]" if told else ""
+    found = [
+        (
+            template.replace("{l}", str(layer)) + brackets,
+            tuple(Point(name, at, units) for name, at in _targets(template, layer, config)),
+        )
+        for layer in layers
+    ]
+    _check_units(spec, found[0][1][0], config)
+    return found
 
 
-def _layers(spec: str, n: int) -> range:
+def _read(spec: str) -> tuple[str, str, str]:
+    """The name with `{l}` for the layer, the layer place and the units; both may be empty.
+
+    Brackets that belong to the name, as in `attentions[3]` and `attn.output[0]`, are no units.
+    """
+    template, place = _template(spec)
+    if template not in _NAMES and (match := _UNITS.fullmatch(spec)):
+        return *_template(match[1]), match[2]
+    return template, place, ""
+
+
+def _template(name: str) -> tuple[str, str]:
+    place = _LAYER.search(name)
+    if place is None:
+        return name, ""
+    return f"{name[: place.start()]}{{l}}{name[place.end() :]}", place[0]
+
+
+def _layers(place: str, n: int) -> range:
     """The layers that `*`, `a:b` or a number names; empty where it names none of the `n`."""
-    if spec == "*":
+    if place == "*":
         return range(n)
-    first, _, stop = spec.partition(":")
+    first, _, stop = place.partition(":")
     start, end = int(first), int(stop or first) + (not stop)
     return range(start, end) if end <= n else range(0)
 
 
-def _hidden_state(index: int, config: GPT2Config) -> Point:
-    """`hidden_states[index]`: the last one is after `ln_f`, not the last block's output."""
-    return Point("resid_pre", index) if index < config.n_layer else Point("ln_f")
+def _targets(template: str, layer: int, config: GPT2Config) -> Iterator[tuple[str, int | None]]:
+    """Names and layers of the points behind a name."""
+    if template == HIDDEN_STATES and layer == config.n_layer:
+        yield "ln_f", None
+        return
+    for pattern in _NAMES[template]:
+        name, _, at = pattern.partition(".")
+        yield name, {"": None, "{l}": layer, "{last}": config.n_layer - 1}[at]
 
 
-def _unknown(spec: str, config: GPT2Config) -> UnknownPoint:
-    names = list(_names(config))
-    return UnknownPoint(spec, nearest=difflib.get_close_matches(spec[:_LONGEST_NAME], names, n=3))
+def _check_units(spec: str, point: Point, config: GPT2Config) -> None:
+    units, whole = point.units or (), point.whole
+    n_units = whole.shape(config, 0)[point.unit_axis]
+    if len(units) > MAX_UNITS or len(set(units)) < len(units):
+        raise UnknownPoint(spec, reason=f"units are distinct and at most {MAX_UNITS}")
+    if max(units, default=0) >= n_units:
+        raise UnknownPoint(spec, reason=f"units of {whole} are 0 to {n_units - 1}")
 
 
-def _names(config: GPT2Config) -> Iterator[str]:
-    """Every concrete name of every system."""
-    for _, pattern, kind in _PATTERNS:
-        layers = range(config.n_layer if kind.stage == 1 else 1)
-        yield from (pattern.replace("{l}", str(layer)) for layer in layers)
-    yield from (_HIDDEN_STATES.replace("{l}", str(i)) for i in range(config.n_layer + 1))
-
-
-def _points_of(kind: _Kind, config: GPT2Config) -> Iterator[Point]:
-    if kind.stage == 1:
-        yield from (Point(kind.name, layer) for layer in range(config.n_layer))
-    else:
-        yield Point(kind.name)
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(re.escape("{l}"), _LAYERS))
-
-
-_PATTERNS = tuple(
-    (_compiled(pattern), pattern, kind)
-    for kind in _TABLE
-    for pattern in (kind.pattern, *kind.aliases)
-)
-_HIDDEN_STATES_REGEX = _compiled(_HIDDEN_STATES)
+def _unknown(spec: str, template: str, place: str) -> UnknownPoint:
+    """The refusal of a name that is in no table: with its reason, or names that look like it."""
+    if reason := refusal(template):
+        return UnknownPoint(spec, reason=reason)
+    near = difflib.get_close_matches(template[:_LONGEST_NAME], _NAMES, n=3)
+    return UnknownPoint(spec, nearest=[name.replace("{l}", place or "0") for name in near])

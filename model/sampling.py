@@ -94,7 +94,7 @@ def logprobs(
     row, weights = _scratch.rows(len(logits))
     np.subtract(logits, logits.max(), out=row, dtype=np.float64)
     row -= np.log(np.exp(row, out=weights).sum())
-    likeliest = _largest(row, min(top_n, len(row)))
+    likeliest = largest(row, min(top_n, len(row)))
     pairs = [(int(token), float(row[token])) for token in likeliest]
     return float(row[token_id]), sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
 
@@ -123,11 +123,11 @@ def _candidates(shaped: _Floats, sampling: Sampling) -> _Ids | None:
     """Ids that top_k and top_p leave, ascending. None: all of them."""
     ids = None
     if sampling.top_k is not None and sampling.top_k < len(shaped):
-        ids = _largest(shaped, sampling.top_k)
+        ids = largest(shaped, sampling.top_k)
     if sampling.top_p >= 1.0:
         return ids
     left = shaped if ids is None else shaped[ids]
-    nucleus = _largest(left, _nucleus_size(left, sampling.top_p))
+    nucleus = largest(left, _nucleus_size(left, sampling.top_p))
     return nucleus if ids is None else ids[nucleus]
 
 
@@ -154,7 +154,7 @@ def _descending(values: _Floats, k: int) -> _Floats:
     return np.sort(values[rest:])[::-1]
 
 
-def _largest(values: _Floats, k: int) -> _Ids:
+def largest(values: npt.NDArray[np.floating], k: int) -> _Ids:
     """Indices, ascending, of exactly `k` largest values; among equal ones the lowest indices."""
     if k == 0:
         return np.empty(0, dtype=np.intp)

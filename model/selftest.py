@@ -46,8 +46,12 @@ def _products(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[st
     """The products of the first layer by name, with the width of their input."""
     for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
         weight, bias = (checkpoint.tensors[f"h.0.{name}.{part}"] for part in ("weight", "bias"))
-        linear = precision.linear_gelu if name == "mlp.c_fc" else precision.linear
-        yield name, linear(weight, bias), len(weight)
+        if name == "mlp.c_fc":
+            neurons = precision.neurons(weight, bias)
+            yield name, neurons, len(weight)
+            yield f"{name} before GELU", neurons.linear, len(weight)
+        else:
+            yield name, precision.linear(weight, bias), len(weight)
 
 
 def _prove_product(name: str, product: Product, n_in: int) -> None:

@@ -9,7 +9,9 @@ The order of every sum depends on a query and its absolute positions alone:
               added in the order of positions
 
 So a run may be read alone, beside neighbours or for many queries, and cut wherever a piece ends.
-Pieces are whole blocks: the K/V cache of this mode has `PIECE` positions to a piece.
+Pieces are whole blocks: the K/V cache of exact mode has `PIECE` positions to a piece.
+
+Scores and weights exist on the way, so this is how they are shown and edited in every mode.
 
 Source: Radford et al. 2019; openai/gpt-2 `src/model.py`, `attn` and `mask_attn_weights`.
 Legend: N tokens of the batch, n queries of a group, S slots, s slots of a group, m = n / s queries
@@ -18,6 +20,7 @@ per slot, H heads, D head width.
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +33,18 @@ _ALIGNED = 32  # keys; fewer could fall to a kernel for tiny products, which add
 _QUERIES, _ROWS = 3, 2  # least rows of a product with keys and with values, for the same reason
 
 
+Read = tuple[Group, slice, slice, Tensor]  # its queries, its keys, and which of them are hidden
+
+
+class Scores(NamedTuple):
+    """[n, H, keys of all reads], -inf where a query does not see a key; and what the reads were."""
+
+    scores: Tensor
+    reads: Sequence[Read]
+
+
 class ExactAttention:
-    """Queries over the keys and values of one model's float32 buffers."""
+    """Queries over the keys and values of one model's buffers, in float32."""
 
     max_queries = 128  # of one session's chunk in a group: their scores stay in the CPU's cache
 
@@ -51,7 +64,8 @@ class ExactAttention:
             if len(tile) == 1:
                 z[queries] = self._whole(layer, q, tile[0])
             else:
-                z[queries] = self._joined(layer, q, queries, tile)
+                scores, reads = self._joined(layer, q, queries, tile)
+                z[queries] = self.values(layer, torch.softmax(scores, dim=2), reads)
         return z
 
     def _whole(self, layer: int, q: Tensor, group: Group) -> Tensor:
@@ -60,20 +74,27 @@ class ExactAttention:
         sums = torch.zeros(len(weights), weights.size(1), q.size(2))
         return _swapped(self._add_values(layer, group, weights, sums), group)
 
-    def _joined(self, layer: int, q: Tensor, queries: slice, tile: Sequence[Group]) -> Tensor:
-        """Rows [n, H, D] of queries that read several runs, by one softmax over all their keys."""
-        z = torch.zeros_like(q[queries])
+    def scores(self, layer: int, q: Tensor, groups: Sequence[Group]) -> Scores:
+        """What queries q [n, H, D] of one session see of `groups`, in order of `start`."""
+        return self._joined(layer, q * self._scale, slice(0, len(q)), groups)
+
+    def _joined(self, layer: int, q: Tensor, queries: slice, tile: Sequence[Group]) -> Scores:
+        """What `queries` see of several runs: one row of scores for one softmax."""
         n_keys = _aligned(max(group.stop for group in tile))
-        scores = torch.full((len(z), self._n_head, n_keys), -torch.inf)
-        parts = []
+        scores = torch.full((queries.stop - queries.start, self._n_head, n_keys), -torch.inf)
+        reads = []
         for group in tile:
             own = _swapped(self._scores(layer, q, group), group)
             rows = slice(group.first - queries.start, group.queries.stop - queries.start)
             keys = slice(group.start, group.start + own.size(2))
             scores[rows, :, keys] = own
-            parts.append((group, rows, keys, own.isneginf()))
-        weights = torch.softmax(scores, dim=2)
-        for group, rows, keys, unseen in parts:  # what one hides, a later one may have shown
+            reads.append((group, rows, keys, own.isneginf()))
+        return Scores(scores, reads)
+
+    def values(self, layer: int, weights: Tensor, reads: Sequence[Read]) -> Tensor:
+        """Rows z [n, H, D]: weights [n, H, keys], made of scores, times the values of `reads`."""
+        z = torch.zeros(len(weights), self._n_head, self._values[layer].size(2))
+        for group, rows, keys, unseen in reads:  # what one hides, a later one may have shown
             own = _swapped(weights[rows, :, keys].masked_fill(unseen, 0.0), group)
             sums = _swapped(z[rows], group)
             z[rows] = _swapped(self._add_values(layer, group, own, sums), group)
@@ -104,7 +125,7 @@ class ExactAttention:
     def _read(self, rows: Tensor, group: Group) -> Tensor:
         """The group's keys or values and what fills their last multiple: [s * H, keys, D]."""
         heads = slice(group.slot * self._n_head, (group.slot + group.n_slots) * self._n_head)
-        return rows[heads, group.start : _aligned(group.stop)]
+        return rows[heads, group.start : _aligned(group.stop)].float()
 
 
 def _tiles(groups: Sequence[Group]) -> Iterator[tuple[slice, list[Group]]]:

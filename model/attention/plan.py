@@ -17,6 +17,7 @@ Legend: N tokens of the batch, n queries of a group, S slots, H heads, D head wi
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
@@ -54,12 +55,24 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where the flattened tokens of one batch read and write. Groups are in order of `start`."""
+    """Where the flattened tokens of one batch read and write. Groups are in order of `start`.
+
+    Tokens that are read `again` have their rows in the cache; those of the others are `written`.
+    """
 
     groups: Sequence[Group]
-    slots: Sequence[int]  # [N]
-    positions: Sequence[int]  # [N]
+    kvs: Sequence[KV]  # [N]
+    slots: Tensor  # [N]
+    positions: Tensor  # [N]
     rows: npt.NDArray[np.int64]  # [N, 2, H], see `KVBuffers.rows_of`
+    again: Sequence[int]
+    written: slice | Sequence[int]
+
+    def sessions(self, tokens: Sequence[int]) -> Iterator[tuple[KV, Sequence[int]]]:
+        """`tokens`, which ascend, cut where another session's begin."""
+        for _, own in groupby(tokens, key=lambda token: id(self.kvs[token])):
+            part = list(own)
+            yield self.kvs[part[0]], part
 
 
 class Planner:
@@ -82,15 +95,37 @@ class Planner:
             first += len(row.token_ids)
         slots = [row.kv.slot_of(p) for row in rows for p in row.positions]
         positions = [p for row in rows for p in row.positions]
+        is_again = [row.reads_again for row in rows for _ in row.token_ids]
+        again = [token for token, one in enumerate(is_again) if one]
         return Plan(
             groups=sorted(groups, key=attrgetter("start")),
-            slots=slots,
-            positions=positions,
+            kvs=[row.kv for row in rows for _ in row.token_ids],
+            slots=torch.tensor(slots),
+            positions=torch.tensor(positions),
             rows=self._buffers.rows_of(slots, positions),
+            again=again,
+            written=[i for i, one in enumerate(is_again) if not one] if again else slice(None),
         )
 
+    def reads(self, kv: KV, positions: Sequence[int]) -> list[Group]:
+        """What one session's queries at any `positions` read, if nobody else's are beside them."""
+        seen = self._causal[torch.tensor(positions)]
+        return [
+            Group(
+                first=0,
+                n=len(positions),
+                slot=run.slot,
+                n_slots=1,
+                start=run.start,
+                stop=run.stop,
+                mask=seen[:, run.start : run.stop],
+                whole=False,
+            )
+            for run in visible(kv, max(positions) + 1)
+        ]
+
     def _decoding(self, rows: Sequence[Row]) -> Iterator[Group]:
-        reads = [visible(row.kv, row.kv.length + 1) for row in rows]
+        reads = [visible(row.kv, row.positions.stop) for row in rows]
         for depth in range(max(map(len, reads), default=0)):
             first = 0
             while first < len(reads):

@@ -4,6 +4,7 @@ Legend: N tokens of a batch, C width, V vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,20 +13,33 @@ from torch import Tensor
 Product = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neurons:
+    """`GELU(x @ weight + bias)`, in its tanh form.
+
+    0.5 y (1 + tanh(sqrt(2/pi) (y + 0.044715 y^3))), as in openai/gpt-2 `src/model.py`, `gelu`.
+    """
+
+    linear: Product  # y alone
+    fused: Product | None = None  # both at once, where that is how it is done
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, in] -> [N, out]."""
+        return self.fused(x) if self.fused else gelu(self.linear(x))
+
+
 class Precision(Protocol):
     """How weights are stored and multiplied."""
 
     dtype: torch.dtype  # of what goes into a product and comes out of it
+    packs: bool  # whether it has copies of the weights in a form of its own
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
         """`x @ weight + bias` for x [N, in] in `dtype`; weight [in, out] as in the checkpoint."""
         ...
 
-    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
-        """GELU of the same product, in its tanh form.
-
-        0.5 y (1 + tanh(sqrt(2/pi) (y + 0.044715 y^3))), as in openai/gpt-2 `src/model.py`, `gelu`.
-        """
+    def neurons(self, weight: Tensor, bias: Tensor) -> Neurons:
+        """GELU of the same product."""
         ...
 
     def head(self, wte: Tensor) -> Product:
@@ -34,5 +48,5 @@ class Precision(Protocol):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh form, in place; see `Precision.linear_gelu`."""
+    """GELU in its tanh form, in place; see `Neurons`."""
     return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]  # untyped op

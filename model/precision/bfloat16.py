@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.precision.base import Product, gelu
+from model.precision.base import Neurons, Product
 
 _PACKED_ROWS = 64  # the row count that the packed layout is tuned for; any count is right
 
@@ -17,14 +17,15 @@ class BFloat16:
     """Weights, products and what is between them in bfloat16."""
 
     dtype = torch.bfloat16
+    packs = True
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
         """See `Precision.linear`."""
-        return _packed(weight.t(), bias.to(self.dtype))
+        return _products(weight.t(), bias.to(self.dtype)).linear
 
-    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
-        """See `Precision.linear_gelu`."""
-        return _packed(weight.t(), bias.to(self.dtype), with_gelu=True)
+    def neurons(self, weight: Tensor, bias: Tensor) -> Neurons:
+        """See `Precision.neurons`."""
+        return _products(weight.t(), bias.to(self.dtype))
 
     def head(self, wte: Tensor) -> Product:
         """See `Precision.head`.
@@ -34,22 +35,22 @@ class BFloat16:
         differs between tokens goes through bfloat16.
         """
         mean = wte.mean(dim=0)  # [C]
-        product = _packed(wte - mean, None)
+        product = _products(wte - mean, None).linear
         return lambda x: product(x.to(self.dtype)).float().add_((x @ mean).unsqueeze(1))
 
 
-def _packed(weight: Tensor, bias: Tensor | None, *, with_gelu: bool = False) -> Product:
-    """A product with weight [out, in] in bfloat16, packed where oneDNN can.
+def _products(weight: Tensor, bias: Tensor | None) -> Neurons:
+    """Products with weight [out, in] in bfloat16, packed where oneDNN can.
 
     There GELU is applied before the sums are rounded, and on the way out: alone it would cost a
     tenth of a long prefill.
     """
     weight = weight.to(torch.bfloat16).contiguous()
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        if with_gelu:
-            return lambda x: gelu(F.linear(x, weight, bias))
-        return lambda x: F.linear(x, weight, bias)
+        return Neurons(linear=lambda x: F.linear(x, weight, bias))
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise
-    after: tuple[object, ...] = ("gelu", [], "tanh") if with_gelu else ("none", [], "")
-    return lambda x: linear(x, packed, bias, *after)
+    return Neurons(
+        linear=lambda x: linear(x, packed, bias, "none", [], ""),
+        fused=lambda x: linear(x, packed, bias, "gelu", [], "tanh"),
+    )

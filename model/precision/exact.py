@@ -10,7 +10,7 @@ That is how it was found to be, not what it promises: `model.selftest` looks bef
 import torch
 from torch import Tensor
 
-from model.precision.base import Product
+from model.precision.base import Neurons, Product
 
 _PACKED_ROWS = 64  # the row count that the packed layout is tuned for; any count is right
 _TERMS = 1024  # past that, one row alone is summed in two parts
@@ -20,31 +20,37 @@ class Exact:
     """Products, K/V and everything else in float32, with the same bits in any batch."""
 
     dtype = torch.float32
+    packs = True
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
         """See `Precision.linear`."""
-        return _packed(weight.t(), bias)
+        return _product(*_packed(weight.t()), bias)
 
-    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
-        """See `Precision.linear_gelu`.
+    def neurons(self, weight: Tensor, bias: Tensor) -> Neurons:
+        """See `Precision.neurons`.
 
         GELU is part of the product: alone it rounds the last elements of a thread's share in
         another way than those before them.
         """
-        return _packed(weight.t(), bias, "gelu", "tanh")
+        packed = _packed(weight.t())
+        fused = _product(*packed, bias, "gelu", "tanh")
+        return Neurons(linear=_product(*packed, bias), fused=fused)
 
     def head(self, wte: Tensor) -> Product:
         """See `Precision.head`."""
-        return _packed(wte, None)
+        return _product(*_packed(wte), None)
 
 
-def _packed(
-    weight: Tensor, bias: Tensor | None, after: str = "none", algorithm: str = ""
+def _packed(weight: Tensor) -> tuple[Tensor, int]:
+    """A packed copy of weight [out, in], and the least rows that it is multiplied with."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_ROWS)
+    return packed, 1 if weight.size(1) <= _TERMS else 2
+
+
+def _product(
+    packed: Tensor, least: int, bias: Tensor | None, after: str = "none", algorithm: str = ""
 ) -> Product:
-    """A product with a packed copy of weight [out, in]."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise
-    least = 1 if weight.size(1) <= _TERMS else 2
 
     def product(x: Tensor) -> Tensor:
         rows = x if len(x) >= least else x.expand(least, -1).contiguous()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.precision.base import Product, gelu
+from model.precision.base import Neurons, Product
 from model.precision.calibration import fastest
 
 
@@ -15,14 +15,15 @@ class Float32:
     """Products, K/V and everything else in float32."""
 
     dtype = torch.float32
+    packs = False
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
         """See `Precision.linear`."""
         return lambda x: torch.addmm(bias, x, weight)
 
-    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
-        """See `Precision.linear_gelu`."""
-        return lambda x: gelu(torch.addmm(bias, x, weight))
+    def neurons(self, weight: Tensor, bias: Tensor) -> Neurons:
+        """See `Precision.neurons`."""
+        return Neurons(linear=self.linear(weight, bias))
 
     def head(self, wte: Tensor) -> Product:
         """See `Precision.head`.

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model.precision.base import Product, gelu
+from model.precision.base import Neurons, Product
 
 _LARGEST = 127  # of a quantized activation, and of a weight where sums have room for it
 _LARGEST_WITHOUT_VNNI = 63
@@ -24,16 +24,16 @@ class Int8:
     """Weights and what enters a product in int8; what comes out in float32."""
 
     dtype = torch.float32
+    packs = True
 
     def linear(self, weight: Tensor, bias: Tensor) -> Product:
         """See `Precision.linear`."""
         product = _product(weight.t())
         return lambda x: product(x).add_(bias)
 
-    def linear_gelu(self, weight: Tensor, bias: Tensor) -> Product:
-        """See `Precision.linear_gelu`."""
-        product = _product(weight.t())
-        return lambda x: gelu(product(x).add_(bias))
+    def neurons(self, weight: Tensor, bias: Tensor) -> Neurons:
+        """See `Precision.neurons`."""
+        return Neurons(linear=self.linear(weight, bias))
 
     def head(self, wte: Tensor) -> Product:
         """See `Precision.head`.

@@ -1,8 +1,9 @@
 """Exact mode over a whole model: bytes are compared, never values."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,12 +12,16 @@ from hypothesis import strategies as st
 from cache.accounting import KV
 from cache.kv import KVCache
 from model.attention.exact import PIECE
+from model.batch import Captured, Row
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
+from model.points import Point, all_points
+from sessions.edits import StepEdits
 from tests.agreement import assert_agrees
 from tests.lively import lively_checkpoint
+from tests.model.editing import add, mask, project, scale
 from tests.reference import reference_greedy, reference_points
-from tests.stepping import Stepping
+from tests.stepping import Stepping, assert_same_bits, named
 
 CHECKPOINT = lively_checkpoint(GPT2Config(n_ctx=1024, n_embd=32, n_layer=2, n_head=2))
 
@@ -34,7 +39,7 @@ class ExactSteps(Stepping):
             max_tokens=4096,
             batch_invariant=True,
         )
-        self.points = ()
+        self.points = tuple(p for p in all_points(CHECKPOINT.config) if p.name != "logits")
         self.kvs: list[KV] = []
 
     def open(self) -> KV:
@@ -49,13 +54,17 @@ class ExactSteps(Stepping):
         self.kvs.remove(kv)
         self.cache.close(kv)
 
-    def push(self, *rows: tuple[KV, Sequence[int]]) -> None:
-        """Step all of `rows` that have tokens, in one pass."""
+    def push(
+        self,
+        *rows: tuple[KV, Sequence[int]],
+        points: tuple[Point, ...] = (),
+        edits: Mapping[int, StepEdits] | None = None,
+    ) -> list[Captured]:
+        """Step all of `rows` that have tokens, in one pass; see `batch`."""
         rows = tuple(row for row in rows if row[1])
         for kv, token_ids in rows:
             self.cache.reserve(kv, kv.length + len(token_ids))
-        if rows:
-            self.batch(rows)
+        return self.batch(rows, points=points, edits=edits) if rows else []
 
     def bits(self, kv: KV) -> list[bytes]:
         """Keys, values and `ln_f` row of each position. Logits follow from the last."""
@@ -215,3 +224,74 @@ def test_one_thread_and_two_give_the_same_bits() -> None:
     finally:
         torch.set_num_threads(before)
     assert STEPS.bits(kv) == EXPECTED[:200]
+
+
+# Seen and edited.
+
+SEEN = HISTORY[:300]
+EDITS: dict[int, StepEdits] = {
+    40: (scale("z.0[1]", 0.0), add("mlp_pre.1", np.ones(128)), scale("head_out.0[0]", 3.0)),
+    129: (mask("scores.0", (0, 7)), scale("pattern.1[1]", 0.5), scale("ln_2_scale.0", 0.7)),
+    200: (add("k.0", np.ones((2, 16))), project("resid_mid.0", [1.0] * 32, 0.0)),
+    290: (add("resid_post.1", np.ones(32)), scale("scores.1", 2.0), scale("wpe", 3.0)),
+}
+
+
+def edited_bits(size: int, *, n_mates: int = 0, seen: bool = False) -> list[bytes]:
+    """The bits of an edited history in chunks, beside mates whose own are looked at."""
+    kv, points = STEPS.open(), STEPS.points if seen else ()
+    mates = [stepped(HISTORY[: 90 * i + 1]) for i in range(n_mates)]
+    while kv.length < len(SEEN):
+        new = (kv, SEEN[kv.length : kv.length + size])
+        others = [(mate, HISTORY[mate.length : mate.length + 1]) for mate in mates]
+        STEPS.push(new, *others, points=points, edits=EDITS)
+    for mate in mates:
+        assert STEPS.bits(mate) == EXPECTED[: mate.length]
+    return STEPS.bits(kv)
+
+
+def test_edits_give_the_same_bits_in_any_chunks_and_company() -> None:
+    once = edited_bits(300)
+    assert once[:40] == EXPECTED[:40]
+    assert all(own != plain for own, plain in zip(once[200:], EXPECTED[200:300], strict=True))
+    for size in (1, 7, 64):
+        assert edited_bits(size, n_mates=size % 3 + 1, seen=size == 7) == once
+
+
+@pytest.mark.parametrize("size", [1, 50, 300])
+def test_what_is_seen_everywhere_has_the_same_bits(size: int) -> None:
+    kv = STEPS.open()
+    while kv.length < len(SEEN):
+        STEPS.push((kv, SEEN[kv.length : kv.length + size]), points=STEPS.points)
+    assert STEPS.bits(kv) == EXPECTED[:300]
+
+
+def test_an_edit_that_changes_nothing_leaves_the_bits() -> None:
+    """Whatever is computed for it besides."""
+    names = ["scores.0", "pattern.1", "mlp_post.0", "head_out.0", "q.1", "resid_mid.0", "wte"]
+    made = tuple(scale(name, 1.0) for name in names)
+    kv = STEPS.open()
+    STEPS.push((kv, SEEN), edits=dict.fromkeys(range(0, 300, 7), made))
+    assert STEPS.bits(kv) == EXPECTED[:300]
+
+
+def test_what_is_read_again_has_the_bits_of_the_step() -> None:
+    """Every point, edited or not, alone or in company."""
+    kv = STEPS.open()
+    (captured,) = STEPS.push((kv, SEEN), points=STEPS.points, edits=EDITS)
+    first = named(captured)
+    mate = stepped(HISTORY[:77])
+    STEPS.cache.reserve(mate, 78)
+    for start, stop in ((39, 41), (120, 210), (290, 291)):
+        positions = range(start, stop)
+        row = Row(
+            kv=kv,
+            token_ids=SEEN[start:stop],
+            start=start,
+            points=STEPS.points,
+            captured=range(stop - start),
+            edits={p - start: EDITS[p] for p in positions if p in EDITS},
+        )
+        mate.stage(1)
+        again, _ = STEPS.model.forward([row, Row(kv=mate, token_ids=[5])])
+        assert_same_bits(named(again), {name: own[start:stop] for name, own in first.items()})

@@ -1,5 +1,6 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from cache.accounting import KV
 from embedding.errors import PositionOverflow, TokenIdOutOfRange
-from model.batch import Row
+from model.batch import Floats, Row
 from model.config import SIZES, GPT2Config
 from model.errors import NonFiniteHidden
 from model.points import Point
@@ -19,7 +20,7 @@ from model.weights.fresh import fresh_checkpoint
 from tests.agreement import assert_agrees, assert_same_greedy
 from tests.lively import SMALL, lively_checkpoint, save_lively
 from tests.reference import reference_greedy, reference_points
-from tests.stepping import Floats, Stepping, joined, named
+from tests.stepping import Stepping, assert_same_bits, assert_seen_agrees, joined, named
 
 LONG = GPT2Config(n_ctx=1024, n_embd=24, n_layer=3, n_head=3)
 LIVELY = lively_checkpoint(SMALL)
@@ -28,6 +29,7 @@ LIVELY_LONG = lively_checkpoint(LONG)
 # One model and its cache serve many tests; each opens its own sessions.
 SHORT_STEPS = Stepping(LIVELY)
 LONG_STEPS = Stepping(LIVELY_LONG)
+LONG_STEPS.points = tuple(p for p in LONG_STEPS.points if p.name in ("wpe", "resid_post", "ln_f"))
 
 
 def ids(n: int, seed: int = 0) -> list[int]:
@@ -35,12 +37,9 @@ def ids(n: int, seed: int = 0) -> list[int]:
 
 
 def assert_points_agree(ours: Mapping[str, Floats], token_ids: Sequence[int]) -> None:
-    """All points but logits, of all rows, with one uncached pass over the same ids."""
+    """All that was seen of all tokens, with one uncached pass over the same ids."""
     checkpoint = LIVELY if len(token_ids) <= SMALL.n_ctx else LIVELY_LONG
-    theirs = reference_points(checkpoint, token_ids)
-    assert set(ours) == {name for name in theirs if name[:2] not in ("k.", "v.", "lo")}
-    for name, rows in ours.items():
-        assert_agrees(rows, theirs[name], what=name)
+    assert_seen_agrees(ours, reference_points(checkpoint, token_ids), range(len(token_ids)))
 
 
 @pytest.fixture
@@ -86,10 +85,8 @@ def test_p08_a_second_chunk_sees_the_first_and_no_later_key() -> None:
     kv = SHORT_STEPS.open()
     parts = [SHORT_STEPS.step(kv, token_ids[:7]), SHORT_STEPS.step(kv, token_ids[7:])]
     other = SHORT_STEPS.step(SHORT_STEPS.open(), token_ids)
-    expected = reference_points(LIVELY, token_ids)
-    for name, rows in joined(parts).items():
-        assert_agrees(rows, expected[name], what=name)
-        assert_agrees(other[name], expected[name], what=name)
+    assert_points_agree(joined(parts), token_ids)
+    assert_points_agree(other, token_ids)
 
 
 SPLIT = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -111,8 +108,7 @@ def test_any_split_agrees_and_its_embedding_is_bit_equal(sizes: list[int], seed:
     assert np.array_equal(whole["resid_pre.0"], exact.numpy())
     logits = SHORT_STEPS.model.logits([(kv, p) for p in range(kv.length)])
     expected = reference_points(LIVELY, token_ids)
-    for name, rows in whole.items():
-        assert_agrees(rows, expected[name], what=name)
+    assert_seen_agrees(whole, expected, range(len(token_ids)))
     assert_agrees(logits, expected["logits"])
     assert_same_greedy(logits, expected["logits"])
     SHORT_STEPS.cache.close(kv)
@@ -138,6 +134,7 @@ def test_1000_cached_steps_agree_with_one_pass_of_transformers(tmp_path: Path) -
 
     checkpoint = save_lively(tmp_path, LONG)
     steps = Stepping(checkpoint)
+    steps.points = tuple(p for p in steps.points if p.name in ("resid_pre", "ln_f"))
     token_ids, parts = ids(23), []
     kv = steps.open()
     parts.append(steps.step(kv, token_ids))
@@ -194,9 +191,7 @@ def test_p05_p06_mates_at_other_past_lengths(lengths: tuple[int, ...]) -> None:
             LONG_STEPS.step(kv, history[:-1])
         rows.append((kv, history[-1:]))
     for row, history in zip(in_company(LONG_STEPS, rows), histories, strict=True):
-        expected = reference_points(LIVELY_LONG, history)
-        for name, value in row.items():
-            assert_agrees(value, expected[name][-1:], what=f"{name} of {len(history)}")
+        assert_seen_agrees(row, reference_points(LIVELY_LONG, history), [len(history) - 1])
 
 
 @pytest.mark.parametrize("n_mates", [1, 7, 31])
@@ -233,9 +228,7 @@ def test_neighbouring_and_far_slots_agree() -> None:
             steps.step(kv, history[:-1])
         rows = [(kv, history[-1:]) for kv, history in zip(kvs, histories, strict=True)]
         for row, history in zip(in_company(steps, rows), histories, strict=True):
-            expected = reference_points(LIVELY, history)
-            for name, value in row.items():
-                assert_agrees(value, expected[name][-1:], what=name)
+            assert_seen_agrees(row, reference_points(LIVELY, history), [len(history) - 1])
 
 
 @st.composite
@@ -272,8 +265,7 @@ def test_any_mixture_of_steps_and_chunks_agrees(
         expected = reference_points(LIVELY, history)
         assert set(own) == (set(row.points) if row.captured else set())
         positions = [row.positions[i] for i in row.captured]
-        for point, value in own.items():
-            assert_agrees(value, expected[str(point)][positions], what=str(point))
+        assert_seen_agrees(named(own), expected, positions)
         row.kv.advance(len(row.token_ids))
         assert_agrees(steps.logits(row.kv, len(history) - 1), expected["logits"][-1])
 
@@ -289,9 +281,9 @@ def test_a_row_that_asks_for_points_at_no_token_gets_none(name: str, kv: KV) -> 
 def test_captured_rows_are_the_callers_own(kv: KV) -> None:
     """The model's buffers are used again; what it gave away must not change."""
     first = SHORT_STEPS.step(kv, [15496, 995])
-    kept = {name: rows.copy() for name, rows in first.items()}
+    kept = deepcopy(first)
     SHORT_STEPS.step(kv, [1, 2, 3])
-    assert all(np.array_equal(first[name], kept[name]) for name in kept)
+    assert_same_bits(first, kept)
 
 
 # Faults.
@@ -369,8 +361,7 @@ def test_an_entry_of_3000_at_position_0_does_not_spoil_the_rest() -> None:
     parts.append(steps.step(kv, token_ids[10:]))
     expected = reference_points(planted, token_ids)
     assert np.abs(parts[0]["resid_post.1"][0]).max() > 2000
-    for name, rows in joined(parts).items():
-        assert_agrees(rows, expected[name], what=name)
+    assert_seen_agrees(joined(parts), expected, range(40))
 
 
 def test_fresh_weights_agree_closer_still() -> None:
@@ -380,8 +371,10 @@ def test_fresh_weights_agree_closer_still() -> None:
     kv = steps.open()
     parts = [steps.step(kv, token_ids[:33]), steps.step(kv, token_ids[33:])]
     expected = reference_points(checkpoint, token_ids)
-    for name, rows in joined(parts).items():
-        assert_agrees(rows, expected[name], fresh=True, what=name)
+    seen = joined(parts)
+    assert_seen_agrees(seen, expected, range(70))
+    for name in ("embedding", "resid_mid.0", "mlp_post.1", "resid_post.1", "ln_f"):
+        assert_agrees(seen[name], expected[name], fresh=True, what=name)
     assert_agrees(steps.logits(kv, 69), expected["logits"][69], fresh=True)
 
 
@@ -397,8 +390,7 @@ def test_the_full_gpt2_shape_agrees() -> None:
         for i, token_id in enumerate(token_ids[7:])
     ]
     expected = reference_points(checkpoint, token_ids)
-    for name, rows in joined(parts).items():
-        assert_agrees(rows, expected[name], what=name)
+    assert_seen_agrees(joined(parts), expected, range(12))
     logits = steps.model.logits([(kv, p) for p in range(12)])
     assert_agrees(logits, expected["logits"])
     assert_same_greedy(logits, expected["logits"])
@@ -408,10 +400,13 @@ def test_the_full_gpt2_shape_agrees() -> None:
 def test_n08_bfloat16_has_no_nan_at_any_length(n_tokens: int) -> None:
     """Stated, not assumed: `ln_f` rows are within 6 % of the float32 row's own size."""
     steps = Stepping(LIVELY_LONG, dtype="bfloat16")
+    steps.points = LONG_STEPS.points
     token_ids = ids(n_tokens)
     kv = steps.open()
     own = steps.step(kv, token_ids)
-    assert all(np.isfinite(rows).all() and rows.dtype == np.float32 for rows in own.values())
+    for row in (row for rows in own.values() for row in rows):
+        assert row.dtype == np.float32
+        assert np.isfinite(row).all()
     expected = reference_points(LIVELY_LONG, token_ids)["ln_f"].numpy()
     error = np.linalg.norm(own["ln_f"] - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     assert error.max() < 0.06
@@ -443,7 +438,7 @@ def test_n08_a_masked_key_has_a_weight_of_exactly_0(dtype: str) -> None:
         rows.append((steps.opened(ids(4)), ids(6, seed=6)))
         answers.append(in_company(steps, rows))
     for clean, dirty in zip(*answers, strict=True):
-        assert all(np.array_equal(clean[name], dirty[name]) for name in clean)
+        assert_same_bits(clean, dirty)
 
 
 def test_bfloat16_ids_are_stated_only_where_the_choice_is_clear(kv: KV) -> None:

@@ -5,12 +5,13 @@ import random
 import numpy as np
 import pytest
 
+from model.batch import Floats
 from model.config import GPT2Config
 from model.gpt2 import KV_DTYPES
 from model.precision.modes import PRECISIONS
 from tests.lively import lively_checkpoint
 from tests.reference import reference_points
-from tests.stepping import Floats, Stepping
+from tests.stepping import Stepping
 
 LIVELY = lively_checkpoint(GPT2Config(n_ctx=128, n_embd=64, n_layer=3, n_head=4))
 HISTORY = random.Random(3).choices(range(50256), k=100)

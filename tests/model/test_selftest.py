@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from model.attention import exact
 from model.attention.fused import FusedAttention
 from model.config import GPT2Config
 from model.errors import NotExact
-from model.precision.base import Product
+from model.precision.base import Neurons, Product
 from model.precision.exact import Exact
 from model.selftest import prove_exact
 from tests.lively import SMALL, lively_checkpoint
@@ -53,11 +55,26 @@ def test_a_product_that_differs_by_one_bit_is_named(
 
 
 def test_a_gelu_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear_gelu = Exact.linear_gelu
-    monkeypatch.setattr(
-        Exact, "linear_gelu", lambda self, weight, bias: faulty(linear_gelu(self, weight, bias), 1)
-    )
+    neurons = Exact.neurons
+
+    def differing(self: Exact, weight: Tensor, bias: Tensor) -> Neurons:
+        right = neurons(self, weight, bias)
+        return replace(right, fused=faulty(right, 1))
+
+    monkeypatch.setattr(Exact, "neurons", differing)
     with pytest.raises(NotExact, match=r"mlp.c_fc in a batch of 1\b"):
+        prove_exact(CHECKPOINT)
+
+
+def test_neurons_that_differ_before_gelu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    neurons = Exact.neurons
+
+    def differing(self: Exact, weight: Tensor, bias: Tensor) -> Neurons:
+        right = neurons(self, weight, bias)
+        return replace(right, linear=faulty(right.linear, 3))
+
+    monkeypatch.setattr(Exact, "neurons", differing)
+    with pytest.raises(NotExact, match=r"mlp.c_fc before GELU in a batch of 3\b"):
         prove_exact(CHECKPOINT)
 
 

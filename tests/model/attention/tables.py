@@ -17,14 +17,15 @@ PIECES = N_CTX // 32
 
 @dataclass(frozen=True)
 class Asked:
-    """One row of a batch: a place, and how many tokens it steps."""
+    """One row of a batch: a place, and how many tokens it steps, or reads again from `start` on."""
 
     kv: KV
     n_new: int
+    start: int | None = None
 
     @property
     def row(self) -> Row:
-        return Row(kv=self.kv, token_ids=[0] * self.n_new)
+        return Row(kv=self.kv, token_ids=[0] * self.n_new, start=self.start)
 
 
 @st.composite
@@ -36,11 +37,13 @@ def asked(draw: st.DrawFn) -> Asked:
     if draw(st.integers(0, 4)) == 0:
         slots = draw(st.lists(slot, min_size=PIECES, max_size=PIECES))
     length = draw(st.one_of(st.integers(0, N_CTX - 1), st.sampled_from([0, 31, 32, 33, 63, 64])))
-    n_new = draw(st.one_of(st.just(1), st.just(1), st.integers(1, N_CTX - length)))
+    start = draw(st.integers(0, length - 1)) if length and draw(st.integers(0, 3)) == 0 else None
+    most = N_CTX - length if start is None else length - start
+    n_new = draw(st.one_of(st.just(1), st.just(1), st.integers(1, most)))
     kv = KV()
     kv.lay(slots)
     kv.length = kv.ready = length
-    return Asked(kv, n_new)
+    return Asked(kv, n_new, start)
 
 
 def filled(dtype: torch.dtype = torch.float32, *, d_head: int = 8, seed: int = 0) -> KVBuffers:

@@ -92,3 +92,22 @@ def test_what_lies_behind_a_query_changes_no_bit() -> None:
     finally:
         BUFFERS.keys.copy_(before[0])
         BUFFERS.values.copy_(before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("slots", [[0, 0], [3, 1]])
+def test_scores_and_what_they_make_of_the_values(dtype: torch.dtype, slots: list[int]) -> None:
+    """Of queries at any positions, in any precision of the cache: the parts of the whole."""
+    buffers, positions = filled(dtype, d_head=16), [2, 3, 77, 128, 150]
+    attention, one = ExactAttention(buffers), row(slots, 0, N_CTX)
+    q = QUERIES[positions]
+    scores, reads = attention.scores(LAYER, q, Planner(buffers, 128).reads(one.kv, positions))
+    for query, p, seen in zip(q, positions, scores, strict=True):
+        places = [one.kv.slot_of(k) for k in range(p + 1)]
+        keys = buffers.keys[LAYER, places, :, range(p + 1)].float()  # [K, H, D]
+        expected = torch.einsum("hd,khd->hk", query, keys) / 4
+        assert torch.allclose(seen[:, : p + 1], expected, atol=1e-5)
+        assert (seen[:, p + 1 :] == -torch.inf).all()
+    z = attention.values(LAYER, torch.softmax(scores, dim=2), reads)
+    whole = plainly(QUERIES, [one], buffers)[positions]
+    assert (z.double() - whole).abs().max() < 3e-6

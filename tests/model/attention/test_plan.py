@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,14 +76,32 @@ def test_every_query_sees_every_key_before_it_once_and_none_after_it(batch: list
     rows = [rows[i] for i in in_order(rows)]
     plan = PLAN(rows)
     assert [group.start for group in plan.groups] == sorted(group.start for group in plan.groups)
-    seen: list[list[tuple[int, int]]] = [[] for _ in plan.positions]
-    for group in plan.groups:
+    tokens = [(row, p) for row in rows for p in row.positions]
+    assert seen_by(plan.groups, len(tokens)) == [before(row.kv, p) for row, p in tokens]
+    written = np.arange(len(tokens))[plan.written].tolist()
+    assert [i for i, (row, _) in enumerate(tokens) if not row.reads_again] == written
+    assert [i for i, (row, _) in enumerate(tokens) if row.reads_again] == list(plan.again)
+
+
+@settings(deadline=None, max_examples=100)
+@given(asked(), st.sets(st.integers(0, 159), min_size=1, max_size=9))
+def test_queries_of_one_session_at_any_positions(one: Asked, positions: set[int]) -> None:
+    ascending = sorted(positions)
+    seen = seen_by(PLAN.reads(one.kv, ascending), len(ascending))
+    assert seen == [before(one.kv, p) for p in ascending]
+
+
+def seen_by(groups: Sequence[Group], n: int) -> list[list[tuple[int, int]]]:
+    """The keys that each of n queries sees, in the order of the groups."""
+    seen: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+    for group in groups:
         for j in range(group.n):
             seen[group.first + j] += keys_of(group, j)
-    expected = [
-        [(row.kv.slot_of(k), k) for k in range(p + 1)] for row in rows for p in row.positions
-    ]
-    assert seen == expected
+    return seen
+
+
+def before(kv: KV, position: int) -> list[tuple[int, int]]:
+    return [(kv.slot_of(k), k) for k in range(position + 1)]
 
 
 def keys_of(group: Group, query: int) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("shape", [(32, 96), (24, 30), (128, 32), (768, 768), (3072, 96)])
-@pytest.mark.parametrize("kind", ["linear", "linear_gelu", "head"])
+@pytest.mark.parametrize("kind", ["linear", "neurons", "head"])
 def test_a_row_has_the_same_bits_in_any_batch(shape: tuple[int, int], kind: str) -> None:
     weight, bias = drawn(*shape, seed=1) / 8, drawn(shape[1], seed=2)
     mode = Exact()
@@ -55,7 +55,7 @@ def test_the_products_are_those_that_they_are_called(n_rows: int) -> None:
     linear = product + bias.double()
     for answer, expected in (
         (Exact().linear(weight, bias)(x), linear),
-        (Exact().linear_gelu(weight, bias)(x), gelu(linear, approximate="tanh")),
+        (Exact().neurons(weight, bias)(x), gelu(linear, approximate="tanh")),
         (Exact().head(weight.t())(x), product),
     ):
         assert (answer.shape, answer.dtype) == (expected.shape, torch.float32)

@@ -22,9 +22,9 @@ def normal(*shape: int) -> Tensor:
 
 
 WEIGHT, BIAS, WTE = normal(IN, OUT) * 0.2, normal(OUT), normal(301, IN)
-PRODUCTS = {
+PRODUCTS: dict[str, Product] = {
     "linear": INT8.linear(WEIGHT, BIAS),
-    "linear_gelu": INT8.linear_gelu(WEIGHT, BIAS),
+    "neurons": INT8.neurons(WEIGHT, BIAS),
     "head": INT8.head(WTE),
 }
 
@@ -86,7 +86,7 @@ def test_gpt2s_own_shapes_are_within_2_percent(rows: int, width: int, out: int) 
 
 def test_gelu_follows_the_product() -> None:
     x = normal(20, IN)
-    assert torch.equal(PRODUCTS["linear_gelu"](x), gelu(PRODUCTS["linear"](x)))
+    assert torch.equal(PRODUCTS["neurons"](x), gelu(PRODUCTS["linear"](x)))
 
 
 def test_logits_near_one_large_number_keep_their_differences() -> None:
@@ -174,11 +174,12 @@ def test_without_onednn_the_sums_are_the_same(
     product: Product, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._C, "_has_mkldnn", False)
-    plain = {
+    products: dict[str, Product] = {
         "linear": INT8.linear(WEIGHT, BIAS),
-        "linear_gelu": INT8.linear_gelu(WEIGHT, BIAS),
+        "neurons": INT8.neurons(WEIGHT, BIAS),
         "head": INT8.head(WTE),
-    }[request.node.callspec.params["product"]]
+    }
+    plain = products[request.node.callspec.params["product"]]
     x = normal(9, IN)
     assert torch.equal(plain(x), product(x))
 
