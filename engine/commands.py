@@ -7,9 +7,11 @@ Pure Python; no torch.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from embedding.tokenizer import END_OF_TEXT
 from engine.errors import ReplyTooLarge
 from model.points import Point
 from model.sampling import Sampling
+from sessions.edits import Intervention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +51,14 @@ class Capture:
         """Whether the record at `position` carries points."""
         return bool(self.points) and (self.positions is None or position in self.positions)
 
-    def first_computed(self, start: int) -> int | None:
-        """The first position from `start` on that has to be computed, whatever is cached."""
+    def first_computed(self, start: int, *, edited: bool) -> int | None:
+        """The first position from `start` on that has to be computed, whatever is cached.
+
+        `edited`: some steps are, so that nothing is what the tables say.
+        """
         if self.top_logprobs is not None:
             return start
-        if all(point.is_looked_up for point in self.points):
+        if not self.points or (not edited and all(point.is_looked_up for point in self.points)):
             return None
         if self.positions is None:
             return start
@@ -69,9 +74,15 @@ class Append:
     owner: str = ""
     past_length: int | None = None  # expected by the client
     prepend_bos: bool = False
+    interventions: tuple[Intervention, ...] = ()
     capture: Capture = field(default_factory=Capture)
     atomic: bool = True  # commit once, after the last step; False: chunk by chunk
     reply_limit: ReplyLimit | None = None  # None: no limit, as for a stream
+
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        """The tokens to step."""
+        return ((END_OF_TEXT,) if self.prepend_bos else ()) + self.token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +97,7 @@ class Generate:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    interventions: tuple[Intervention, ...] = ()
     capture: Capture = field(default_factory=Capture)
     atomic: bool = True  # commit once, after the last step; False: step by step
     reply_limit: ReplyLimit | None = None  # None: no limit, as for a stream
@@ -100,6 +112,12 @@ class Open:
     owner: str = ""
     ttl_seconds: int
     metadata: Mapping[str, str] = field(default_factory=dict)
+    record: tuple[Point, ...] = ()  # kept at every step, for `Read`
+
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        """The tokens to step."""
+        return ((END_OF_TEXT,) if self.prepend_bos else ()) + self.token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +132,58 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """A new session that begins with the first `at` tokens of another and steps its own."""
+    """A new session that begins with the first `at` tokens of another and steps its own.
+
+    `replay`: the other's tokens from `at` on are stepped again before them. `keep_edits`: as they
+    were edited there; new interventions come after.
+    """
 
     session_id: str
     at: int | None = None  # None: all of them
     owner: str = ""
     past_length: int | None = None  # of the parent, expected by the client
+    replay: bool = False
+    keep_edits: bool = True
     token_ids: tuple[int, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+    capture: Capture = field(default_factory=Capture)
+    reply_limit: ReplyLimit | None = None
     ttl_seconds: int | None = None  # None: the parent's
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Internals of committed positions: of `capture.positions`, or all.
+
+    The session stays as it is and may be at work. What is cached is read, without writing anything;
+    what is not is computed. `fresh`: all of it is computed, whatever is cached.
+    """
+
+    session_id: str
+    owner: str = ""
+    past_length: int | None = None
+    capture: Capture
+    fresh: bool = False
+    atomic: bool = True
+    reply_limit: ReplyLimit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Steps that nobody keeps, after the first `at` tokens of a session, or of none.
+
+    The session's own tokens `at`..`stop` - 1 are stepped again, then `token_ids`. Records come of
+    `capture.positions` only, or of all that is stepped.
+    """
+
+    session_id: str | None = None
+    at: int = 0
+    stop: int | None = None  # None: `at`
+    owner: str = ""
+    keep_edits: bool = True
+    token_ids: tuple[int, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+    capture: Capture
+    atomic: bool = True
+    reply_limit: ReplyLimit | None = None

@@ -7,6 +7,9 @@ EngineError
 │   ├── PastLengthMismatch       the client expected another length
 │   ├── ReplyTooLarge            the answer would exceed the byte limit
 │   ├── PositionsOutOfRange      `points_at` names positions this request does not step
+│   ├── PositionCommitted        an intervention on a step that was made already
+│   ├── EditOutOfReach           an intervention on a step that this request does not make
+│   ├── TooManyEdits             the sessions' histories hold as many edits as they may
 │   ├── BosNotAtStart            `prepend_bos` on a session that has tokens
 │   ├── QueueFull                as many requests wait as the server allows
 │   ├── NoRoom                   the K/V budget has no room for these tokens
@@ -15,9 +18,17 @@ EngineError
 └── Interrupted              the work was begun and ended early
     ├── Cancelled                the client left
     ├── SessionDeleted           the session was deleted meanwhile
+    ├── SessionChanged           what a study had begun to look at was rolled back meanwhile
     ├── Drained                  the grace period of a shutdown is over
     └── StepFailed               the model, the sampler or the log failed for this row
+        └── EditNotFinite            its edits made an infinity or a NaN
 """
+
+
+def _told(past_length: int, n_new: int) -> str:
+    """The positions of a request in words."""
+    first, last = past_length, past_length + n_new - 1
+    return f"{n_new} positions" + (f", {first} to {last}" if n_new else "")
 
 
 class EngineError(Exception):
@@ -75,8 +86,44 @@ class PositionsOutOfRange(Refused):
         self.past_length = past_length
         self.n_new = n_new
         super().__init__(
-            f"position {position} is not stepped by this request, "
-            f"which steps {past_length} to {past_length + n_new - 1}"
+            f"position {position} is none of this request's {_told(past_length, n_new)}"
+        )
+
+
+class PositionCommitted(Refused):
+    """History is not edited: a branch of it is."""
+
+    def __init__(self, *, position: int, past_length: int) -> None:
+        self.position = position
+        self.past_length = past_length
+        super().__init__(
+            f"position {position} is committed already (past_length is {past_length}): "
+            "fork the session with `at` there and `replay: true` to step it again, edited"
+        )
+
+
+class EditOutOfReach(Refused):
+    """An intervention names a position that this request cannot reach."""
+
+    def __init__(self, *, position: int, past_length: int, n_new: int) -> None:
+        self.position = position
+        self.past_length = past_length
+        self.n_new = n_new
+        super().__init__(
+            f"position {position} cannot be edited by this request: "
+            f"it is none of its {_told(past_length, n_new)}"
+        )
+
+
+class TooManyEdits(Refused):
+    """The edits that sessions keep would need more memory than they may."""
+
+    def __init__(self, *, n_bytes: int, max_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self.max_bytes = max_bytes
+        super().__init__(
+            f"the edits that sessions keep would need {n_bytes} bytes, "
+            f"over the limit of {max_bytes}: delete or truncate edited sessions"
         )
 
 
@@ -140,6 +187,14 @@ class SessionDeleted(Interrupted):
         super().__init__(f"session {session_id!r} was deleted")
 
 
+class SessionChanged(Interrupted):
+    """The session was rolled back below what a study looks at, and the study is of no use."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} was rolled back while it was studied")
+
+
 class Drained(Interrupted):
     """The grace period of a shutdown ended before the request did."""
 
@@ -149,3 +204,10 @@ class Drained(Interrupted):
 
 class StepFailed(Interrupted):
     """A fault inside a step. The message names no tensor contents and no text."""
+
+
+class EditNotFinite(StepFailed):
+    """The step was edited, and what came of it is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__("the interventions led to values that are not finite")

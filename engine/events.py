@@ -13,7 +13,11 @@ import numpy.typing as npt
 
 from engine.errors import EngineError
 from model.points import Point
+from sessions.edits import StepEdits
 from sessions.session import Session
+
+RECORD_BYTES = 512
+"""About what a record without points weighs in a reader's buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,15 @@ class StepRecord:
     logprob: float | None = None
     top_logprobs: tuple[TopLogprob, ...] | None = None
     points: Mapping[Point, npt.NDArray[np.float32]] = field(default_factory=dict)
+    recorded: Mapping[Point, npt.NDArray[np.float32]] = field(default_factory=dict)  # to be kept
+    edits: StepEdits = ()  # that were made in it
     finish_reason: str | None = None  # "length" or "stop"
     stop_reason: str | int | None = None  # the stop string or token id that ended it
+
+    @property
+    def n_bytes(self) -> int:
+        """About what it weighs in a reader's buffer."""
+        return RECORD_BYTES + sum(array.nbytes for array in self.points.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +59,7 @@ class Usage:
     """What a request cost."""
 
     steps: int = 0
-    cached_tokens: int = 0  # prompt tokens whose K/V was shared instead of computed
+    cached_tokens: int = 0  # tokens whose K/V was found or read instead of computed
     rebuilt_tokens: int = 0  # committed tokens stepped again because their K/V was evicted
     seed: int | None = None
 

@@ -13,28 +13,31 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import structlog
 
 from cache.kv import KVCache
-from embedding.tokenizer import END_OF_TEXT, Tokenizer
+from embedding.tokenizer import Tokenizer
 from engine.admission import Admission
-from engine.commands import Append, Capture, Fork, Generate, Open, Truncate
+from engine.branches import forked, opened
+from engine.commands import Append, Capture, Fork, Generate, Open, Probe, Read, Truncate
+from engine.edits import Edits
 from engine.errors import Drained
+from engine.events import StepRecord
 from engine.generation import Generation
 from engine.inbox import EndAll, ForgetSession, Inbox, OpenIdle, RunJob, TruncateTo
-from engine.job import Job
+from engine.jobs import Jobs
 from engine.limits import Limits
 from engine.model_thread import ModelThread
 from engine.protocol import Model, NoObserver, Observer
+from engine.recordings import Recordings, recorded
 from engine.reply import Reply
 from engine.requests import Requests
 from engine.views import SessionView, Stats, ViewPage
 from engine.writer import LogWriter
 from sessions.log import SessionLog
 from sessions.registry import Registry
-from sessions.session import Parent, Session
+from sessions.session import Session
 
 logger = structlog.get_logger()
 
@@ -61,15 +64,17 @@ class Engine:
         self.tokenizer = tokenizer
         self.limits = limits
         self.registry = Registry(clock=clock, max_sessions=limits.max_sessions)
+        self.recordings = Recordings(limits.record_bytes)
         self._cache = cache
         self._log = log
         self._clock = clock
 
         self._inbox = Inbox()
-        self._requests = Requests(self.registry, self._inbox, asyncio.get_running_loop())
-        self.admission = Admission(
-            self.registry, self._requests, max_queue=limits.max_queue, n_ctx=model.config.n_ctx
+        self._jobs = Jobs(model.config, tokenizer)
+        self._requests = Requests(
+            self.registry, self.recordings, self._inbox, asyncio.get_running_loop()
         )
+        self.admission = Admission(self.registry, self._requests, limits, n_ctx=model.config.n_ctx)
         self._thread = ModelThread(
             model=model,
             cache=cache,
@@ -164,49 +169,46 @@ class Engine:
             EngineError, SessionError, EmbeddingError: refused or failed.
         """
         self.admission.check_open()
-        session = Session(
-            id=self.registry.new_id(),
-            created=self._clock(),
-            ttl_seconds=command.ttl_seconds,
-            owner=command.owner,
-            metadata=command.metadata,
-        )
-        return await self._opened(session, _with_bos(command))
-
-    async def fork(self, command: Fork) -> SessionView:
-        """A new session that begins as another and goes its own way, sharing what is cached.
-
-        It sees the parent's last commit and waits for nothing that the parent is doing. If its own
-        tokens cannot be stepped there is no session.
-
-        Raises:
-            EngineError, SessionError, EmbeddingError: refused or failed.
-        """
-        begin = self.admission.branch(
-            command.session_id, command.owner, at=command.at, past_length=command.past_length
-        )
-        session = replace(
-            begin,
-            id=self.registry.new_id(),
-            created=self._clock(),
-            ttl_seconds=command.ttl_seconds or begin.ttl_seconds,
-            metadata=command.metadata,
-            parent=Parent(begin.id, past_length=begin.past_length),
-        )
-        with self.using(begin.id):
-            return await self._opened(session, command.token_ids)
-
-    async def _opened(self, session: Session, token_ids: tuple[int, ...]) -> SessionView:
-        self.admission.check_new(session.past_length, len(token_ids))
-        reply = self._requests.opening()
-        if token_ids:
-            job = self._job(session, token_ids, len(token_ids), Capture(), reply, opening=True)
-            self._inbox.put(RunJob(job))
-        else:
-            self._inbox.put(OpenIdle(session, reply))
+        session = opened(command, self.registry.new_id(), self._clock())
+        token_ids = command.all_ids
+        self.admission.check_new(0, len(token_ids))
+        reply = self._requests.opening(session.id)
+        self._open(session, token_ids, reply, Capture(), Edits({}, base=0))
         async with reply:
             done = await reply.result()
         return self.view_of(done.session)
+
+    def fork(self, command: Fork) -> Reply:
+        """A new session that begins as another and goes its own way, sharing what is cached.
+
+        It sees the parent's last commit and waits for nothing that the parent is doing. If its own
+        steps cannot be made there is no session. The answer has a record of each of them.
+
+        Raises:
+            Refused, SessionError, EmbeddingError: at once, before any compute.
+        """
+        branch = self.admission.fork(command)
+        begin = branch.begin
+        session = forked(begin, command, self.registry.new_id(), self._clock())
+        reply = self._requests.opening(session.id)
+        self.recordings.branch(session.id, begin.id, begin.past_length)
+        edits = branch.edits(command.interventions, keep=command.keep_edits)
+        self._open(session, branch.tail + command.token_ids, reply, command.capture, edits)
+        return reply
+
+    def _open(
+        self,
+        session: Session,
+        token_ids: tuple[int, ...],
+        reply: Reply,
+        capture: Capture,
+        edits: Edits,
+    ) -> None:
+        if token_ids:
+            job = self._jobs.opening(session, token_ids, reply, capture=capture, edits=edits)
+            self._inbox.put(RunJob(job))
+        else:
+            self._inbox.put(OpenIdle(session, reply))
 
     def append(self, command: Append) -> Reply:
         """Step the client's tokens.
@@ -214,14 +216,11 @@ class Engine:
         Raises:
             Refused, SessionError, PositionOverflow: at once, before any compute.
         """
-        token_ids = _with_bos(command)
+        token_ids = command.all_ids
         assert token_ids, "nothing to step"
         session = self.admission.append(command, len(token_ids))
         reply = self._requests.changing(session)
-        job = self._job(
-            session, token_ids, len(token_ids), command.capture, reply, atomic=command.atomic
-        )
-        self._inbox.put(RunJob(job))
+        self._inbox.put(RunJob(self._jobs.append(session, token_ids, command, reply)))
         return reply
 
     def generate(self, command: Generate) -> Reply:
@@ -233,10 +232,7 @@ class Engine:
         session, n_new = self.admission.generate(command)
         generation = Generation(command, max_tokens=n_new, tokenizer=self.tokenizer)
         reply = self._requests.changing(session)
-        job = self._job(
-            session, (), n_new, command.capture, reply, atomic=command.atomic, sampled=generation
-        )
-        self._inbox.put(RunJob(job))
+        self._inbox.put(RunJob(self._jobs.generate(session, generation, command, reply)))
         return reply
 
     async def truncate(self, command: Truncate) -> SessionView:
@@ -264,9 +260,48 @@ class Engine:
         self.admission.check_alive()
         session = self.registry.find(session_id, owner)
         self.registry.remove(session_id)
+        self.recordings.forget(session_id)
         reply = self._requests.deleting()
         self._inbox.put(ForgetSession(session, reply))
         await reply.result()
+
+    # What changes nothing.
+
+    def read(self, command: Read) -> Reply:
+        """Look at committed steps, as the last commit left them. At least one must be asked for.
+
+        Raises:
+            Refused, SessionError: at once, before any compute.
+        """
+        session = self.admission.read(command)
+        reply = self._requests.passing()
+        job = self._jobs.read(session, self.registry.new_id(), command, reply)
+        self._inbox.put(RunJob(job))
+        return reply
+
+    def probe(self, command: Probe) -> Reply:
+        """Make steps that nobody keeps.
+
+        Raises:
+            Refused, SessionError, PositionOverflow: at once, before any compute.
+        """
+        branch = self.admission.probe(command)
+        assert branch.tail or command.token_ids, "nothing to step"
+        reply = self._requests.passing()
+        job = self._jobs.probe(branch, self.registry.new_id(), command, reply)
+        self._inbox.put(RunJob(job))
+        return reply
+
+    def recorded(self, command: Read) -> tuple[StepRecord, ...] | None:
+        """What `read` would tell, if all of it was recorded as it was stepped.
+
+        Raises:
+            Refused, SessionError: at once.
+        """
+        if command.capture.top_logprobs is not None:
+            return None
+        session = self.admission.read(command)
+        return recorded(session, command.capture, self.recordings, self.tokenizer)
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no new work and wait for what runs; after the grace period, end it."""
@@ -281,33 +316,8 @@ class Engine:
     def sweep(self) -> None:
         """Close the sessions that have expired."""
         for session in self.registry.expire():
+            self.recordings.forget(session.id)
             self._inbox.put(ForgetSession(session))
-
-    def _job(
-        self,
-        session: Session,
-        token_ids: tuple[int, ...],
-        n_new: int,
-        capture: Capture,
-        reply: Reply,
-        *,
-        atomic: bool = True,
-        opening: bool = False,
-        sampled: Generation | None = None,
-    ) -> Job:
-        return Job(
-            kind="generate" if sampled else "append",
-            session=session,
-            new_ids=token_ids,
-            n_new=n_new,
-            capture=capture,
-            point_bytes=sum(point.n_bytes(self.model.config) for point in capture.points),
-            atomic=atomic,
-            opening=opening,
-            reply=reply,
-            tokenizer=self.tokenizer,
-            generation=sampled,
-        )
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -316,7 +326,3 @@ class Engine:
             except Exception:
                 logger.exception("sweep failed")
             await asyncio.sleep(_SWEEP_SECONDS)
-
-
-def _with_bos(command: Open | Append) -> tuple[int, ...]:
-    return ((END_OF_TEXT,) if command.prepend_bos else ()) + command.token_ids

@@ -16,6 +16,7 @@ class Generation:
     """
 
     def __init__(self, command: Generate, *, max_tokens: int, tokenizer: Tokenizer) -> None:
+        self.max_tokens = max_tokens
         self._sampling = command.sampling
         self._tokenizer = tokenizer
         self._stop_ids = command.stop_token_ids | (

@@ -9,50 +9,49 @@ Positions below `reported` have had their records, here or before, and are rebui
 
 Rows that another session has computed are found in the cache (`kv.ready`) and not stepped, unless
 what the request asks for has to be computed.
+
+A job that reads has no new tokens: it reports committed ones, from position 0 on. Those that are
+present are read again, which writes nothing; to the rest it catches up like any other.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from cache.accounting import KV
 from embedding.tokenizer import Tokenizer
-from engine.commands import Capture
-from engine.events import StepRecord, TopLogprob, Usage
+from engine.edits import Edits
+from engine.events import StepRecord, Usage
 from engine.generation import Generation
-from engine.limits import LOGITS_ROWS
+from engine.limits import CAPTURE_BYTES, LOGITS_ROWS
 from engine.reply import Reply
 from engine.scheduler import Demand
+from engine.sight import LogitsRow, Sight
 from engine.text import ShownText
 from model.batch import Captured, Row
-from model.points import Point
-from model.sampling import logprobs
+from sessions.edits import step_keys
 from sessions.session import Session
-
-LOGITS = Point("logits")
-_RECORD_BYTES = 512  # one record without its points, roughly
-
-LogitsRow = npt.NDArray[np.float32]  # [V]
-_Score = tuple[float, tuple[TopLogprob, ...]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """One append or generate on its way. `session` is as this job last committed it."""
+    """One request on its way. `session` is as this job last committed it."""
 
-    kind: str
+    kind: str  # "append", "generate", "read" or "probe"
     session: Session
     new_ids: tuple[int, ...]
     n_new: int  # the most tokens it may add
-    capture: Capture
-    point_bytes: int  # of one record's points
-    atomic: bool
-    opening: bool  # the session exists only once this job is done
+    sight: Sight
+    edits: Edits
+    record_bytes: int  # of one record in a reader's buffer
+    seen_bytes: int  # of all points of one step
     reply: Reply
     tokenizer: Tokenizer
+    atomic: bool = True
+    opening: bool = False  # the session exists only once this job is done
+    passing: bool = False  # and not even then: nobody keeps what it steps
+    fresh: bool = False  # nothing that is cached is used
+    subject: Session | None = None  # that it reads, and that its client knows
     generation: Generation | None = None
     admitted: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -65,13 +64,17 @@ class Job:
     cached: int = field(init=False, default=0)
     _kv: KV | None = field(init=False, default=None)
     _next: LogitsRow | None = field(init=False, default=None)  # the row the next id is chosen from
-    _scores: dict[int, _Score] = field(init=False, default_factory=dict)  # by position
-    _logits: dict[int, LogitsRow] = field(init=False, default_factory=dict)  # by position
     _shown: ShownText = field(init=False, default_factory=ShownText)
 
     def __post_init__(self) -> None:
-        self.base = self.reported = self.session.past_length
+        self.base = self.session.past_length
+        self.reported = 0 if self.reads else self.base
         self.tokens = [*self.session.token_ids, *self.new_ids]
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reports what is committed and steps nothing new."""
+        return self.kind == "read"
 
     @property
     def kv(self) -> KV:
@@ -84,14 +87,21 @@ class Job:
         """Whether it has a place and can step."""
         return self._kv is not None
 
+    @property
+    def step_keys(self) -> Sequence[Hashable]:
+        """See `Session.step_keys`; of all known tokens."""
+        return step_keys(self.tokens, self.edits.between(range(len(self.tokens))))
+
     def start(self, kv: KV) -> None:
         """Take the place that was reserved for this job."""
         self._kv = kv
+        if self.reads:
+            kv.advance(kv.ready - kv.length)  # whoever computed them, they can be read
 
     def suspend(self) -> None:
         """Give the place up and wait; what was chosen stays, what was stepped is stepped again."""
         self._kv = self._next = None
-        self._logits.clear()
+        self.sight.forget()
 
     # What there is to do.
 
@@ -103,24 +113,39 @@ class Job:
     @property
     def wants_id(self) -> bool:
         """Whether it has caught up and an id must be chosen to go on."""
-        return self.todo == 0 and not self.done
+        return self.todo == 0 and self.generation is not None and self.finish_reason is None
 
     @property
     def done(self) -> bool:
-        """Whether all tokens are stepped and no more will be chosen."""
-        chosen = self.generation is None or self.generation.finish_reason is not None
-        return self.todo == 0 and chosen
+        """Whether all tokens are stepped and reported, and no more will be chosen."""
+        return self.todo == 0 and not self.to_read and not self.wants_id
 
     @property
     def reusable(self) -> int:
         """How many of the known tokens need not be computed here if their rows are found."""
-        computed = self.capture.first_computed(self.reported)
+        if self.fresh:
+            return 0
+        if self.reads:
+            return len(self.tokens)
+        computed = self.sight.first_computed(self.reported, edited=bool(self.edits))
         return len(self.tokens) if computed is None else min(computed, len(self.tokens))
 
     @property
     def finds(self) -> bool:
         """Whether the next rows are in the cache already."""
         return self.kv.ready > self.kv.length
+
+    @property
+    def to_read(self) -> range:
+        """The next positions that are to be reported and present: none unless it reads."""
+        if not self.reads:
+            return range(0)
+        wanted = (p for p in range(self.reported, self.kv.length) if self.sight.shows(p))
+        first = next(wanted, self.kv.length)
+        stop = first
+        while stop < self.kv.length and self.sight.shows(stop):
+            stop += 1
+        return range(first, stop)
 
     def demand(self, buffer_bytes: int) -> Demand:
         """What it could do now, given how far its reader is behind."""
@@ -130,29 +155,25 @@ class Job:
             n_found = self.kv.ready - self.kv.length
             chunk = self._readable(n_found, buffer_bytes)
             return Demand(todo=n_found if chunk else 0, chunk=chunk, found=True)
-        todo = max(1, self.todo)  # one that has caught up chooses an id first
-        chunk = min(todo, LOGITS_ROWS) if self._reads_logits else todo
-        chunk = self._readable(chunk, buffer_bytes)
+        todo = len(self.to_read) or max(1, self.todo)  # one that has caught up chooses an id first
+        chunk = self._readable(min(todo, self._at_once), buffer_bytes)
         return Demand(todo=todo if chunk else 0, chunk=chunk)
+
+    @property
+    def _at_once(self) -> int:
+        """The most steps of one iteration, by what is to be seen of them."""
+        bounds = ((LOGITS_ROWS, self.sight.head_rows), (CAPTURE_BYTES, self.seen_bytes))
+        return max(1, min([len(self.tokens), *(most // each for most, each in bounds if each)]))
+
+    def n_written(self, n: int) -> int:
+        """How many rows its next `n` positions add to the cache."""
+        return 0 if self.to_read else n
 
     def _readable(self, n: int, buffer_bytes: int) -> int:
         """As many of `n` records as the reader has room for now."""
-        if self.atomic:
-            return n
-        per_record = _RECORD_BYTES + self.point_bytes
-        n = min(n, max(1, buffer_bytes // per_record))
-        return 0 if self._backlog_after(n * per_record) > buffer_bytes else n
+        return n if self.atomic else self.reply.room(n, self.record_bytes, buffer_bytes)
 
-    @property
-    def _reads_logits(self) -> bool:
-        """Whether every step costs a row of logits, and not the last one of a prompt only."""
-        return self.capture.top_logprobs is not None or LOGITS in self.capture.points
-
-    def _backlog_after(self, more: int) -> int:
-        backlog = self.reply.backlog_bytes
-        return backlog + more if backlog else 0  # a reader with nothing to read always gets more
-
-    # One iteration, in this order: choose, row, score, stepped.
+    # One iteration, in this order: choose, row, advance, unscored, score, stepped.
 
     def wants_first_row(self) -> bool:
         """Whether it must choose an id but has not seen the row to choose from."""
@@ -164,30 +185,42 @@ class Job:
         assert self._next is not None
         position = len(self.tokens)
         token_id = self.generation.choose(self._next, position)
-        if self.capture.top_logprobs is not None:
-            self._scores[position] = _score(self._next, token_id, self.capture.top_logprobs)
+        self.sight.score(position, self._next, token_id)
         self._next = None
         self.tokens.append(token_id)
 
     def row(self, n: int) -> Row:
         """The next `n` tokens, as the model wants them."""
         self.started = self.started or time.monotonic()
-        first = self.kv.length
-        positions = range(first, first + n)
-        points = tuple(point for point in self.capture.points if point != LOGITS)
+        positions = self.to_read[:n] or range(self.kv.length, self.kv.length + n)
         return Row(
             kv=self.kv,
-            token_ids=self.tokens[first : first + n],
-            points=points,
-            captured=[p - first for p in self._unreported(positions) if self._wants_points(p)],
+            token_ids=self.tokens[positions.start : positions.stop],
+            start=positions.start,
+            points=self.sight.passed,
+            captured=[p - positions.start for p in self.seen(positions)],
+            edits={p - positions.start: e for p, e in self.edits.between(positions).items()},
         )
+
+    def advance(self, positions: range) -> None:
+        """Count rows that are present now as read, found, rebuilt or new."""
+        if positions.start < self.kv.length:
+            self.cached += len(positions)
+            return
+        n_again = max(0, min(positions.stop, max(self.base, self.reported)) - positions.start)
+        if self.finds:
+            self.cached += len(positions) - n_again
+        else:
+            self.rebuilt += n_again
+        self.kv.advance(len(positions))
 
     def unscored(self, stepped: range) -> list[int]:
         """Positions whose logits this job needs, now that `stepped` are cached."""
         new = self._unreported(stepped)
-        wanted = {p for p in new if self._wants_points(p) and LOGITS in self.capture.points}
-        if self.capture.top_logprobs is not None and self.generation is None:
-            wanted |= {p - 1 for p in new if p > 0 and p not in self._scores}
+        wanted = {p for p in new if self.sight.wants_logits(p)}
+        if self.sight.capture.top_logprobs is not None and self.generation is None:
+            scored = (p for p in new if self._reports(p) and not self.sight.is_scored(p))
+            wanted |= {p - 1 for p in scored if p > 0}
         if self.wants_id:
             wanted.add(len(self.tokens) - 1)
         return sorted(wanted)
@@ -200,63 +233,46 @@ class Job:
         after = position + 1
         if self.wants_id and after == len(self.tokens):
             self._next = row.copy()
-        if self._wants_points(position) and LOGITS in self.capture.points:
-            self._logits[position] = row.copy()
-        top_logprobs = self.capture.top_logprobs
-        if top_logprobs is not None and self.generation is None and after < len(self.tokens):
-            self._scores[after] = _score(row, self.tokens[after], top_logprobs)
+        if position >= self.reported and self.sight.wants_logits(position):
+            self.sight.take_logits(position, row)
+        if self.generation is None and after < len(self.tokens):
+            self.sight.score(after, row, self.tokens[after])
+
+    def seen(self, positions: range) -> list[int]:
+        """Those of `positions` whose points are captured, in the order of the capture."""
+        return [p for p in self._unreported(positions) if self.sight.sees(p)]
 
     def stepped(self, positions: range, captured: Captured) -> list[StepRecord]:
         """The records of `positions`, now present and scored."""
         new = self._unreported(positions)
         if new and self.first_token is None:
             self.first_token = time.monotonic()
-        places = {p: i for i, p in enumerate(filter(self._wants_points, new))}
-        records = [self._record(p, captured, places.get(p)) for p in new]
+        places = {p: i for i, p in enumerate(self.seen(positions))}
+        records = [self._record(p, captured, places.get(p)) for p in new if self._reports(p)]
         self.reported = max(self.reported, positions.stop)
         return records
 
-    def advance(self, n: int) -> None:
-        """Count the next `n` rows, which are present now, as found, rebuilt or new."""
-        first = self.kv.length
-        n_new = len(self._unreported(range(first, first + n)))
-        if self.finds:
-            self.cached += n_new
-        else:
-            self.rebuilt += n - n_new
-        self.kv.advance(n)
-
     def _record(self, position: int, captured: Captured, place: int | None) -> StepRecord:
-        last = position == len(self.tokens) - 1
-        logprob, top = self._scores.pop(position, (None, None))
-        return StepRecord(
-            index=position - self.base,
-            position=position,
+        return self.sight.record(
+            position,
+            captured,
+            place,
             token_id=self.tokens[position],
-            text=self._text(position, last=last),
-            logprob=logprob,
-            top_logprobs=top,
-            points={} if place is None else self._points(position, captured, place),
+            text=self._text(position),
+            edits=self.edits.at(position),
             finish_reason=self.finish_reason,
             stop_reason=self.generation.stop_reason if self.generation else None,
         )
 
-    def _text(self, position: int, *, last: bool) -> str:
+    def _text(self, position: int) -> str:
         if self.generation is not None:
             return self.generation.text
         text = self._shown.push(self.tokenizer.token_bytes(self.tokens[position]))
-        return text + self._shown.flush() if last else text
+        return text + self._shown.flush() if position == len(self.tokens) - 1 else text
 
-    def _points(
-        self, position: int, captured: Captured, place: int
-    ) -> dict[Point, npt.NDArray[np.float32]]:
-        points = {point: rows[place] for point, rows in captured.items()}
-        if LOGITS in self.capture.points:
-            points[LOGITS] = self._logits.pop(position)
-        return points
-
-    def _wants_points(self, position: int) -> bool:
-        return position >= self.reported and self.capture.wants_points_at(position)
+    def _reports(self, position: int) -> bool:
+        """Whether a step has a record: all that are kept, and those that were asked for."""
+        return not self.passing or self.sight.shows(position)
 
     def _unreported(self, positions: range) -> range:
         return range(max(positions.start, self.reported), positions.stop)
@@ -273,6 +289,12 @@ class Job:
         """Why generation ended; None for an append."""
         return self.generation.finish_reason if self.generation else None
 
+    def committed(self) -> Session:
+        """The session with all that is stepped and not in it yet."""
+        new = range(self.session.past_length, self.kv.length)
+        token_ids = tuple(self.tokens[new.start : new.stop])
+        return self.session.committed(token_ids, self.edits.between(new))
+
     def usage(self) -> Usage:
         """What it cost so far."""
         return Usage(
@@ -281,13 +303,3 @@ class Job:
             rebuilt_tokens=self.rebuilt,
             seed=self.generation.seed if self.generation else None,
         )
-
-    def n_bytes(self, records: Sequence[StepRecord]) -> int:
-        """What `records` weigh in a reader's buffer."""
-        arrays = sum(a.nbytes for record in records for a in record.points.values())
-        return arrays + _RECORD_BYTES * len(records)
-
-
-def _score(row: LogitsRow, token_id: int, top_n: int) -> _Score:
-    logprob, top = logprobs(row, token_id, top_n)
-    return logprob, tuple(TopLogprob(i, lp) for i, lp in top)

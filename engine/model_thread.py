@@ -200,29 +200,30 @@ class ModelThread(threading.Thread):
         if job.atomic:
             job.records.extend(records)
         elif records:
-            before = job.session
-            token_ids = tuple(record.token_id for record in records)
-            batch.entries.append(Committed(before.id, before.past_length, token_ids))
-            job.session = before.committed(token_ids)
-            self.places.index(job.session)
-            progress = Progress(job.session, tuple(records))
-            self._tell(batch, job.reply, progress, before=before, n_bytes=job.n_bytes(records))
+            before = _known(job)
+            if not job.passing:
+                batch.entries.append(_new_steps(job))
+                job.session = job.committed()
+                self.places.index(job.session)
+            progress = Progress(_told(job), tuple(records))
+            n_bytes = sum(record.n_bytes for record in records)
+            self._tell(batch, job.reply, progress, before=before, n_bytes=n_bytes)
         if job.done:
             self._finish(job, batch)
 
     def _finish(self, job: Job, batch: Batch) -> None:
-        before = _known(job)
-        token_ids = tuple(record.token_id for record in job.records)
-        committed = job.session.committed(token_ids)
-        if job.opening:
-            batch.entries.append(Opened(committed))
-        elif token_ids:
-            batch.entries.append(Committed(committed.id, job.session.past_length, token_ids))
-        done = Done(committed, job.usage(), tuple(job.records))
+        before, committed = _known(job), job.committed()
+        if not job.passing:
+            if job.opening:
+                batch.entries.append(Opened(committed))
+            elif committed.past_length > job.session.past_length:
+                batch.entries.append(_new_steps(job))
+        job.session = committed
+        done = Done(_told(job), job.usage(), tuple(job.records))
         self._tell(batch, job.reply, done, before=before)
         self._roster.remove(job)
         self.places.index(committed)
-        self.places.trim(committed.id, committed.past_length)
+        self._restore(committed.id, None if job.passing else committed)
         self._observe(job, job.finish_reason)
 
     def _fail(self, job: Job, error: EngineError, batch: Batch) -> None:
@@ -259,7 +260,7 @@ class ModelThread(threading.Thread):
                 reason=reason or "done",
                 n_prompt=len(job.new_ids),
                 n_generated=job.n_generated,
-                n_cached=job.cached,
+                n_cached=0 if job.reads else job.cached,
                 n_rebuilt=job.rebuilt,
                 queue_seconds=(job.started or now) - job.admitted,
                 first_token_seconds=job.first_token and job.first_token - job.admitted,
@@ -271,3 +272,15 @@ class ModelThread(threading.Thread):
 def _known(job: Job) -> Session | None:
     """The session as its owner may know it: one that is being opened does not exist yet."""
     return None if job.opening else job.session
+
+
+def _told(job: Job) -> Session:
+    """The session that a client is told of: a job that reads has a branch of it to itself."""
+    return job.subject or job.session
+
+
+def _new_steps(job: Job) -> Committed:
+    """What is stepped and not in the session yet, for the log."""
+    first, committed = job.session.past_length, job.committed()
+    edits = job.edits.between(range(first, committed.past_length))
+    return Committed(committed.id, first, committed.token_ids[first:], edits)

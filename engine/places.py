@@ -5,7 +5,7 @@ lose its place to one that is; its ids are kept elsewhere, and its K/V is rebuil
 again, as far as the cache does not still have it.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 
 from cache.accounting import KV
 from cache.kv import KVCache
@@ -32,11 +32,13 @@ class Places:
         kv = self._places.get(session_id)
         return 0 if kv is None else kv.length
 
-    def take(self, session: Session, *, tokens: Sequence[int], reusable: int, length: int) -> KV:
-        """A place with room for `length` positions, whose rows are those of `tokens`.
+    def take(
+        self, session: Session, *, step_keys: Sequence[Hashable], reusable: int, length: int
+    ) -> KV:
+        """A place with room for `length` positions, whose rows are those of these steps.
 
         What was stepped after the session's last commit is dropped. Rows of the first `reusable`
-        tokens may be found in the cache, whoever of the same owner computed them.
+        steps may be found in the cache, whichever session of the same owner computed them.
 
         Raises:
             NoRoom: not even by evicting every session that is not at work. Nothing was changed.
@@ -45,7 +47,7 @@ class Places:
         self._places[session.id] = kv
         self._cache.truncate(kv, session.past_length)
         n_rows = kv.length
-        self._cache.adopt(kv, session.owner, tokens, limit=reusable)
+        self._cache.adopt(kv, session.owner, step_keys, limit=reusable)
         try:
             self.grow(session.id, length)
         except NoRoom:
@@ -99,8 +101,8 @@ class Places:
     def index(self, session: Session) -> None:
         """Let the owner's other sessions find what this one has committed."""
         kv = self._places.get(session.id)
-        if kv is not None:
-            self._cache.index(kv, session.owner, session.token_ids)
+        if kv is not None and self._cache.has_news(kv):
+            self._cache.index(kv, session.owner, session.step_keys)
 
     def trim(self, session_id: str, length: int) -> None:
         """Keep the rows of the first `length` tokens and no room beyond them."""

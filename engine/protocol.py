@@ -4,16 +4,15 @@ Model       `model.gpt2.GPT2`: stepped only on the model thread
 Observer    `server.metrics.Metrics`: told on the model thread, must not wait
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
 from cache.accounting import KV
 from embedding.tables import EmbeddingTables
-from model.batch import Captured, Row
+from model.batch import Captured, Floats, Row
 from model.config import GPT2Config
 
 
@@ -43,8 +42,13 @@ class Model(Protocol):
         """The row's points, all of which are looked up, without stepping its tokens."""
         ...
 
-    def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
-        """Logits [n, V] at positions that are in the cache."""
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Weights that it holds in float32, by the checkpoint's names; read-only, any thread."""
+        ...
+
+    def logits(self, wanted: Sequence[tuple[KV, int]], hidden: Floats | None = None) -> Floats:
+        """Logits [n + m, V] at positions that are in the cache, then of rows `hidden` [m, C]."""
         ...
 
 
@@ -52,7 +56,7 @@ class Model(Protocol):
 class Finished:
     """How one request went. Times in seconds, from its admission."""
 
-    kind: str  # "append" or "generate"
+    kind: str  # "append", "generate", "read" or "probe"
     reason: str  # "stop", "length", "done" or the name of an error class
     n_prompt: int  # tokens the client gave
     n_generated: int

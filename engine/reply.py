@@ -34,6 +34,15 @@ class Reply:
         """Bytes of records that were produced and not yet written. Any thread."""
         return self.produced_bytes - self.consumed_bytes
 
+    def room(self, n: int, record_bytes: int, buffer_bytes: int) -> int:
+        """As many of `n` records as the reader has room for; one with nothing to read always has.
+
+        The model thread.
+        """
+        n = min(n, max(1, buffer_bytes // record_bytes))
+        backlog = self.backlog_bytes
+        return 0 if backlog and backlog + n * record_bytes > buffer_bytes else n
+
     @property
     def finished(self) -> bool:
         """Whether the terminal event was put in."""

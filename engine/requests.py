@@ -14,6 +14,7 @@ import structlog
 from engine.errors import EngineError
 from engine.events import Done, Failed, Progress
 from engine.inbox import CancelRequest, Inbox
+from engine.recordings import Recordings
 from engine.reply import Reply
 from engine.writer import Delivery
 from sessions.registry import Registry
@@ -30,6 +31,7 @@ class _Request:
     """
 
     release: Callable[[], None]
+    session_id: str | None = None  # None: none comes of it
     session: Session | None = None
     publishes: bool = True
 
@@ -37,11 +39,18 @@ class _Request:
 class Requests:
     """Replies that have not had their terminal event."""
 
-    def __init__(self, registry: Registry, inbox: Inbox, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        recordings: Recordings,
+        inbox: Inbox,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.over = False  # the model thread is gone: nobody would answer a request
         self.none_left = asyncio.Event()
         self.none_left.set()
         self._registry = registry
+        self._recordings = recordings
         self._inbox = inbox
         self._loop = loop
         self._requests: dict[Reply, _Request] = {}
@@ -52,16 +61,21 @@ class Requests:
     def changing(self, session: Session) -> Reply:
         """A mutation of a session, which is busy until it ends."""
         self._registry.mark_busy(session.id)
-        return self._add(_Request(partial(self._registry.clear_busy, session.id), session))
+        release = partial(self._registry.clear_busy, session.id)
+        return self._add(_Request(release, session.id, session))
 
-    def opening(self) -> Reply:
+    def passing(self) -> Reply:
+        """Work that leaves no session behind."""
+        return self._add(_Request(lambda: None, publishes=False))
+
+    def opening(self, session_id: str) -> Reply:
         """A session being opened, whose place is held until it ends.
 
         Raises:
             TooManySessions: there is no place.
         """
         self._registry.hold_place()
-        return self._add(_Request(self._registry.release_place))
+        return self._add(_Request(self._registry.release_place, session_id))
 
     def deleting(self) -> Reply:
         """A session being deleted: it is out of sight already and stays so."""
@@ -111,15 +125,22 @@ class Requests:
             return
         event = delivery.event
         if isinstance(event, Progress | Done) and request.publishes:
-            self._registry.publish(event.session)
+            self._publish(event)
             request.session = event.session
         if isinstance(event, Done | Failed):
             self._end(delivery.reply)
         delivery.reply.put(event, delivery.n_bytes)
 
+    def _publish(self, event: Progress | Done) -> None:
+        session = event.session
+        if self._registry.publish(session):
+            self._recordings.keep(session.id, session.past_length, event.records)
+
     def _end(self, reply: Reply) -> _Request:
         request = self._requests.pop(reply)
         request.release()
+        if request.session_id is not None and request.session is None:  # it never came to be
+            self._recordings.forget(request.session_id)
         if not self._requests:
             self.none_left.set()
         return request

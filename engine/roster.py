@@ -89,9 +89,9 @@ class Roster:
         return [(job, n) for job, n in zip(self._jobs, granted, strict=True) if n]
 
     def _ensure_room(self, job: Job, n: int) -> None:
-        while job.placed and job.kv.length + n > job.kv.reserved:
+        while job.placed and job.kv.length + job.n_written(n) > job.kv.reserved:
             try:
-                self._places.grow(job.session.id, job.kv.length + n)
+                self._places.grow(job.session.id, job.kv.length + job.n_written(n))
             except NoRoom:
                 self._preempt()
 
@@ -115,7 +115,7 @@ class Roster:
     def _place(self, job: Job) -> None:
         kv = self._places.take(
             job.session,
-            tokens=job.tokens,
+            step_keys=job.step_keys,
             reusable=job.reusable,
             length=len(job.tokens) + (job.generation is not None),
         )

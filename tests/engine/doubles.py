@@ -1,15 +1,14 @@
 """Models and logs that misbehave, through the protocols that the engine has for them."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
 from cache.accounting import KV
 from embedding.tables import EmbeddingTables
 from engine.protocol import Finished, Model
-from model.batch import Captured, Row
+from model.batch import Captured, Floats, Row
 from model.config import GPT2Config
 from sessions.errors import LogError
 from sessions.log import Entry, MemoryLog
@@ -47,8 +46,12 @@ class Watched:
     def look_up(self, row: Row) -> Captured:
         return self._model.look_up(row)
 
-    def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
-        return self._model.logits(wanted)
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        return self._model.parameters
+
+    def logits(self, wanted: Sequence[tuple[KV, int]], hidden: Floats | None = None) -> Floats:
+        return self._model.logits(wanted, hidden)
 
     def release(self) -> None:
         """Let a blocked pass go, for good."""
@@ -119,10 +122,10 @@ class FailingLogits(Watched):
         super().__init__(model)
         self._position = position
 
-    def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
+    def logits(self, wanted: Sequence[tuple[KV, int]], hidden: Floats | None = None) -> Floats:
         if any(position == self._position for _, position in wanted):
             raise RuntimeError("a fault that the test planted")
-        return super().logits(wanted)
+        return super().logits(wanted, hidden)
 
 
 class ScriptedLogits(Watched):
@@ -132,9 +135,9 @@ class ScriptedLogits(Watched):
         super().__init__(model)
         self._script = script
 
-    def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
-        rows = super().logits(wanted)
-        for row, (_, position) in zip(rows, wanted, strict=True):
+    def logits(self, wanted: Sequence[tuple[KV, int]], hidden: Floats | None = None) -> Floats:
+        rows = super().logits(wanted, hidden)
+        for row, (_, position) in zip(rows, wanted, strict=False):  # hidden rows follow
             if position + 1 in self._script:
                 row[self._script[position + 1]] = row.max() + 100
         return rows

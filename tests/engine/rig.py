@@ -14,7 +14,7 @@ import pytest
 from cache.accounting import PIECE
 from cache.kv import KVCache
 from embedding.tokenizer import Tokenizer
-from engine.commands import Append, Capture, Fork, Generate, Open
+from engine.commands import Append, Capture, Fork, Generate, Open, Probe, Read
 from engine.events import Done, Failed, Progress, StepRecord
 from engine.facade import Engine
 from engine.limits import Limits
@@ -23,7 +23,9 @@ from engine.reply import Reply
 from model.attention.exact import PIECE as EXACT_PIECE
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
+from model.points import Point, parse_points
 from model.sampling import Sampling
+from model.weights.checkpoint import Checkpoint
 from sessions.log import MemoryLog, SessionLog
 from sessions.session import Session
 from tests.engine.doubles import Gated, Watched
@@ -67,8 +69,31 @@ class Rig:
     async def fork(
         self, session_id: str, at: int | None = None, token_ids: Sequence[int] = (), **more: Any
     ) -> str:
+        return (await self.forked(session_id, at, token_ids, **more)).session.id
+
+    async def forked(
+        self, session_id: str, at: int | None = None, token_ids: Sequence[int] = (), **more: Any
+    ) -> Done:
         command = Fork(session_id=session_id, at=at, token_ids=tuple(token_ids), **more)
-        return (await self.engine.fork(command)).session.id
+        return await ended(self.engine.fork(command))
+
+    async def read(
+        self,
+        session_id: str,
+        *points: str,
+        positions: Sequence[int] | None = None,
+        top_logprobs: int | None = None,
+        **more: Any,
+    ) -> Done:
+        at = None if positions is None else frozenset(positions)
+        seen = Capture(points=self.points(*points), positions=at, top_logprobs=top_logprobs)
+        return await ended(self.engine.read(Read(session_id=session_id, capture=seen, **more)))
+
+    async def probe(self, *, capture: Capture, **more: Any) -> Done:
+        return await ended(self.engine.probe(Probe(capture=capture, **more)))
+
+    def points(self, *names: str) -> tuple[Point, ...]:
+        return parse_points(names, self.engine.model.config).points
 
     def append(
         self, session_id: str, token_ids: Sequence[int], *, atomic: bool = True, **more: Any
@@ -187,7 +212,7 @@ def pieces(n: int, config: GPT2Config = CONFIG) -> int:
 async def running(
     double: Callable[[Model], Watched] = Watched,
     *,
-    long: bool = False,
+    checkpoint: Checkpoint = LIVELY,
     exact: bool = False,
     budget_bytes: int = 1 << 32,
     log: SessionLog | None = None,
@@ -195,9 +220,8 @@ async def running(
     observer: Observer | None = None,
     **limits: int,
 ) -> AsyncIterator[Rig]:
-    """An engine on `double` of the small model; all is proved in order when it is left."""
+    """An engine on `double` of a small model; all is proved in order when it is left."""
     bounds = Limits(**limits)
-    checkpoint = LONG if long else LIVELY
     cache = KVCache(
         cache_shape(checkpoint.config, "float32"),
         budget_bytes=budget_bytes,

@@ -23,6 +23,7 @@ from model.points import Point
 from sessions.errors import LengthOutOfRange, SessionNotFound, TooManySessions
 from tests.engine.doubles import Gated
 from tests.engine.rig import (
+    LONG,
     Rig,
     assert_refused,
     capture,
@@ -43,7 +44,7 @@ def state(rig: Rig, session_id: str) -> tuple[object, ...]:
 
 @in_loop
 async def test_append_at_the_limits_of_the_context() -> None:
-    async with running(long=True) as rig:
+    async with running(checkpoint=LONG) as rig:
         for n in (1, 1023, 1024):
             session_id = await rig.open()
             assert (await rig.appended(session_id, some_ids(n))).session.past_length == n
@@ -63,7 +64,7 @@ async def test_append_at_the_limits_of_the_context() -> None:
 
 @in_loop
 async def test_c01_c12_the_last_positions() -> None:
-    async with running(long=True) as rig:
+    async with running(checkpoint=LONG) as rig:
         session_id = await rig.open(some_ids(1000))
         with pytest.raises(PositionOverflow):
             rig.append(session_id, some_ids(25))
@@ -77,7 +78,7 @@ async def test_c01_c12_the_last_positions() -> None:
 
 @in_loop
 async def test_generate_at_the_limits_of_the_context() -> None:
-    async with running(long=True) as rig:
+    async with running(checkpoint=LONG) as rig:
         session_id = await rig.open(some_ids(1000))
         with pytest.raises(PositionOverflow) as refused:  # C04
             rig.generate(session_id, 25)
@@ -97,7 +98,7 @@ async def test_generate_at_the_limits_of_the_context() -> None:
 
 @in_loop
 async def test_open_at_the_limits_of_the_context() -> None:
-    async with running(long=True) as rig:
+    async with running(checkpoint=LONG) as rig:
         for n, bos in ((1, False), (1023, True), (1024, False)):
             view = await rig.engine.open(
                 Open(token_ids=tuple(some_ids(n)), prepend_bos=bos, ttl_seconds=9)

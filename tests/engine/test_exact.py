@@ -24,10 +24,10 @@ async def generated(rig: Rig, sessions: list[str]) -> list[Done]:
 
 @in_loop
 async def test_b01_mates_evictions_preemptions_and_forks_change_no_bit() -> None:
-    async with running(long=True, exact=True) as rig:
+    async with running(checkpoint=LONG, exact=True) as rig:
         alone = [bits((await generated(rig, [await rig.open(p)]))[0]) for p in PROMPTS]
     tight = PIECE_BYTES * 6
-    async with running(long=True, exact=True, budget_bytes=tight, prefill_chunk=30) as rig:
+    async with running(checkpoint=LONG, exact=True, budget_bytes=tight, prefill_chunk=30) as rig:
         sessions = [await rig.open(p) for p in PROMPTS]
         ends = await generated(rig, sessions)
         assert list(map(bits, ends)) == alone

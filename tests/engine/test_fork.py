@@ -5,7 +5,7 @@ import pytest
 
 from cache.accounting import PIECE
 from embedding.errors import PositionOverflow
-from engine.commands import Fork, Truncate
+from engine.commands import Truncate
 from engine.errors import NoRoom, PastLengthMismatch, StepFailed
 from model.points import Point
 from sessions.errors import LengthOutOfRange, SessionNotFound, TooManySessions
@@ -16,6 +16,7 @@ from tests.engine.doubles import Failing, FailingLog, Gated, steps_token
 from tests.engine.rig import (
     CONFIG,
     LIVELY,
+    LONG,
     Rig,
     capture,
     ended,
@@ -88,7 +89,7 @@ async def test_a_fork_takes_no_memory_and_its_first_step_one_piece() -> None:
 
 @in_loop
 async def test_100_forks_of_a_long_prefix_use_one_prefix() -> None:
-    async with running(long=True) as rig:
+    async with running(checkpoint=LONG) as rig:
         parent = await rig.open(some_ids(800))
         one = rig.cache.usage().bytes_used
         children = [await rig.fork(parent) for _ in range(100)]
@@ -218,10 +219,10 @@ async def test_a_child_that_the_log_could_not_keep_holds_nothing() -> None:
 async def test_a_fork_keeps_what_its_parent_was_opened_with() -> None:
     async with running() as rig:
         parent = await rig.open([1], ttl=77, owner="me")
-        view = await rig.engine.fork(Fork(session_id=parent, owner="me", metadata={"a": "b"}))
+        view = await rig.forked(parent, owner="me", metadata={"a": "b"})
         assert (view.session.ttl_seconds, view.session.owner) == (77, "me")
         assert view.session.metadata == {"a": "b"}
-        view = await rig.engine.fork(Fork(session_id=parent, owner="me", ttl_seconds=5))
+        view = await rig.forked(parent, owner="me", ttl_seconds=5)
         assert view.session.ttl_seconds == 5
 
 

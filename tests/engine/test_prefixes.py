@@ -14,6 +14,7 @@ from tests.agreement import assert_agrees
 from tests.engine.doubles import Counting, Failing, steps_token
 from tests.engine.rig import (
     LIVELY,
+    LONG,
     Rig,
     capture,
     ended,
@@ -174,7 +175,7 @@ async def test_truncated_into_a_known_piece_and_gone_another_way() -> None:
 async def test_many_found_prompts_hold_up_nobody_for_long() -> None:
     """What is found costs no step but a record for each token: an iteration takes some."""
     observer = Counting()
-    async with running(long=True, observer=observer) as rig:
+    async with running(checkpoint=LONG, observer=observer) as rig:
         prompt = some_ids(960)
         await rig.open(prompt)
         sessions = [await rig.open() for _ in range(6)]

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import pytest
 
 from embedding.tokenizer import END_OF_TEXT
 from engine.events import Done, StepRecord
 from model.points import Point, all_points
 from model.sampling import Sampling
-from tests.agreement import assert_agrees
 from tests.engine.doubles import ScriptedLogits
+from tests.engine.editing import assert_looks_like
 from tests.engine.rig import (
     CONFIG,
     LIVELY,
@@ -53,15 +52,6 @@ def assert_scored(records: Sequence[StepRecord], history: Sequence[int], top: in
             assert record.top_logprobs[0].logprob == pytest.approx(row.max(), abs=1e-3)
 
 
-def assert_pointed(records: Sequence[StepRecord], history: Sequence[int]) -> None:
-    expected = reference_points(LIVELY, history)
-    for record in records:
-        for point, row in record.points.items():
-            assert row.dtype == np.float32
-            assert row.shape == point.shape(CONFIG)
-            assert_agrees(row, expected[str(point)][record.position], what=str(point))
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("atomic", [True, False])
 @in_loop
@@ -80,7 +70,7 @@ async def test_an_appends_records_in_any_chunks(chunk: int, atomic: bool) -> Non
         assert [record.index for record in done[2].records] == list(range(18))
         assert all(set(record.points) == set(EVERYTHING) for record in records)
         assert all(record.finish_reason is None for record in records)
-        assert_pointed(records, history)
+        assert_looks_like(records, history)
         assert_scored(records, history, top=4)
         assert [one.usage.steps for one in done] == [11, 1, 18]
         assert text_of(done[2].records) == TOKENIZER.decode(history[12:])
@@ -105,7 +95,7 @@ async def test_a_generations_records(atomic: bool, top: int) -> None:
         assert [(r.index, r.position) for r in done.records] == [(i, 6 + i) for i in range(12)]
         assert [r.finish_reason for r in done.records] == [None] * 11 + ["length"]
         assert (done.usage.steps, done.usage.seed, done.usage.rebuilt_tokens) == (12, 11, 0)
-        assert_pointed(done.records, history)
+        assert_looks_like(done.records, history)
         assert_scored(done.records, history, top=top)
         assert text_of(done.records) == TOKENIZER.decode(history[6:])
 
@@ -122,7 +112,7 @@ async def test_points_come_only_where_they_were_asked_for() -> None:
             )
             told = {r.position: set(r.points) for r in done.records if r.points}
             assert told == {position: set(asked) for position in (5, 13, 19)}
-            assert_pointed(done.records, history)
+            assert_looks_like(done.records, history)
             done = await rig.generated(
                 session_id, 3, capture=capture(*asked, positions=frozenset({21})), ignore_eos=True
             )
@@ -248,3 +238,17 @@ async def test_a_done_event_is_the_last() -> None:
         assert isinstance(events[-1], Done)
         assert events[-1].records == ()
         assert sum(isinstance(event, Done) for event in events) == 1
+
+
+@in_loop
+async def test_what_one_job_sees_in_one_iteration_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cheap = [point for point in EVERYTHING if not point.is_head_product]
+    n_bytes = sum(point.n_bytes(CONFIG) for point in cheap)
+    monkeypatch.setattr("engine.job.CAPTURE_BYTES", 10 * n_bytes)
+    for points, at_once in [((), 60), (cheap, 10), (EVERYTHING, 1)]:
+        async with running() as rig:
+            await rig.appended(await rig.open(), some_ids(60), capture=capture(*points))
+            lengths = [len(row) for rows in rig.model.passes for row in rows]
+            assert (max(lengths), sum(lengths)) == (at_once, 60)

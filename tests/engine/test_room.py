@@ -182,7 +182,7 @@ def session(name: str, token_ids: Sequence[int] = ()) -> Session:
 
 
 def take(places: Places, name: str, *, length: int, kept: int = 0) -> KV:
-    return places.take(session(name, [0] * kept), tokens=(), reusable=0, length=length)
+    return places.take(session(name, [0] * kept), step_keys=(), reusable=0, length=length)
 
 
 def test_places_evict_the_fewest_and_never_who_is_at_work() -> None:

@@ -1,6 +1,7 @@
 """Any sequence of requests, against the reference, with the books proved after every one."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -27,8 +28,10 @@ from engine.limits import Limits
 from engine.reply import Reply
 from model.points import Point
 from model.sampling import Sampling, choose
+from sessions.edits import Edit, Intervention, StepEdits, edits_at
 from sessions.errors import LengthOutOfRange
 from tests.agreement import assert_agrees, tolerance
+from tests.engine.editing import assert_looks_like, value
 from tests.engine.rig import (
     CONFIG,
     LIVELY,
@@ -44,17 +47,26 @@ from tests.reference import reference_points
 
 LOOKED_UP = (Point("wte"), Point("embedding"))
 POINTS = (*LOOKED_UP, Point("resid_post", 0), Point("ln_f"), Point("logits"))
+EDITS = (
+    Edit(point="wte", op="scale", scale=0.5),
+    Edit(point="resid_post.0", op="add", value=value(np.full(CONFIG.n_embd, 0.3, np.float32))),
+    Edit(point="k.1[0]", op="scale", scale=0.0),
+    Edit(point="z.0[1]", op="scale", scale=0.0),
+    Edit(point="scores.1[0]", op="mask", keys=((1, 3),)),
+    Edit(point="ln_f", op="scale", scale=2.0),
+)
 COMMON = some_ids(128, seed=7)  # what prompts begin with that share a prefix
 IDS = st.one_of(
     st.lists(st.integers(0, 50256), min_size=1, max_size=40),
     st.integers(20, 100).map(lambda n: COMMON[:n]),
     st.builds(lambda n, tail: COMMON[:n] + tail, st.sampled_from([32, 64, 70]), st.just([1, 2])),
 )
+EDITED = st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 50)), max_size=2)
 T = TypeVar("T")
 
 
 class AnyRequests(RuleBasedStateMachine):
-    """`histories` is what each session must hold, by what its client was told."""
+    """`histories` and `edits` are what each session must hold, by what its client was told."""
 
     sessions = Bundle("sessions")
     loop: asyncio.AbstractEventLoop
@@ -67,6 +79,7 @@ class AnyRequests(RuleBasedStateMachine):
     )
     def start(self, budget: int, chunk: int, buffer: int) -> None:
         self.histories: dict[str, list[int]] = {}
+        self.edits: dict[str, dict[int, StepEdits]] = defaultdict(dict)
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
         engine = running(
@@ -95,7 +108,67 @@ class AnyRequests(RuleBasedStateMachine):
             assert at + len(new) > CONFIG.n_ctx
             return multiple()
         self.histories[child] = history[:at] + new
+        self.edits[child] = {p: made for p, made in self.edits[parent].items() if p < at}
         return child
+
+    @rule(
+        target=sessions,
+        parent=sessions,
+        part=st.floats(0, 0.99),
+        keep=st.booleans(),
+        edited=EDITED,
+    )
+    def replay(
+        self, parent: str, part: float, keep: bool, edited: list[tuple[Edit, int]]
+    ) -> str | MultipleResults[str]:
+        history = self.histories[parent]
+        if not history:
+            return multiple()
+        at = int(part * len(history))
+        done = self.run(
+            self.rig.forked(
+                parent,
+                at,
+                replay=True,
+                keep_edits=keep,
+                interventions=interventions(edited, range(at, len(history))),
+                capture=capture(*POINTS),
+            )
+        )
+        child = done.session.id
+        old = self.edits[parent]
+        self.edits[child] = {p: made for p, made in old.items() if keep or p < at}
+        for position in range(at, len(history)):
+            self.edit(child, position, interventions(edited, range(at, len(history))))
+        self.histories[child] = history[:at]
+        self.accept(child, done)
+        return child
+
+    def edit(self, session_id: str, position: int, made: tuple[Intervention, ...]) -> None:
+        edits = edits_at(made, position)
+        if edits:
+            own = self.edits[session_id]
+            own[position] = own.get(position, ()) + edits
+
+    @rule(
+        session_id=sessions,
+        fresh=st.booleans(),
+        every=st.integers(1, 7),
+        atomic=st.booleans(),
+        points=st.sampled_from([("wte", "ln_f"), ("resid_post.*", "pattern.1", "logits[0,7]")]),
+    )
+    def read(
+        self, session_id: str, fresh: bool, every: int, atomic: bool, points: tuple[str, ...]
+    ) -> None:
+        history = self.histories[session_id]
+        if not history:
+            return
+        positions = range(0, len(history), every)
+        done = self.run(
+            self.rig.read(session_id, *points, positions=positions, fresh=fresh, atomic=atomic)
+        )
+        assert [record.position for record in done.records] == list(positions)
+        assert_looks_like(done.records, history, self.edits[session_id])
 
     @rule(
         session_id=sessions,
@@ -103,6 +176,7 @@ class AnyRequests(RuleBasedStateMachine):
         atomic=st.booleans(),
         top=st.none() | st.integers(0, 3),
         points=st.sampled_from([(), LOOKED_UP, POINTS]),
+        edited=EDITED,
     )
     def append(
         self,
@@ -111,18 +185,28 @@ class AnyRequests(RuleBasedStateMachine):
         atomic: bool,
         top: int | None,
         points: tuple[Point, ...],
+        edited: list[tuple[Edit, int]],
     ) -> None:
         history = self.histories[session_id]
         asked = capture(*points, top_logprobs=top)
+        steps = range(len(history), len(history) + len(token_ids))
+        made = interventions(edited, steps)
         try:
             reply = self.rig.append(
-                session_id, token_ids, atomic=atomic, capture=asked, past_length=len(history)
+                session_id,
+                token_ids,
+                atomic=atomic,
+                capture=asked,
+                past_length=len(history),
+                interventions=made,
             )
         except PositionOverflow:
             assert len(history) + len(token_ids) > CONFIG.n_ctx
             return
         done = self.run(ended(reply))
         assert ids_of(done.records) == token_ids
+        for position in steps:
+            self.edit(session_id, position, made)
         self.accept(session_id, done)
 
     @rule(
@@ -149,7 +233,8 @@ class AnyRequests(RuleBasedStateMachine):
         done = self.run(ended(reply))
         assert len(done.records) == n
         self.accept(session_id, done)
-        logits = reference_points(LIVELY, self.histories[session_id])["logits"].numpy()
+        seen = reference_points(LIVELY, self.histories[session_id], edits=self.edits[session_id])
+        logits = seen["logits"].numpy()
         for record in done.records:
             assert_chosen(record, logits[record.position - 1], sampling)
 
@@ -163,12 +248,14 @@ class AnyRequests(RuleBasedStateMachine):
             assert not 0 <= to <= len(history)
             return
         del history[to:]
+        self.edits[session_id] = {p: e for p, e in self.edits[session_id].items() if p < to}
         assert view.session.past_length == to
 
     @rule(session_id=consumes(sessions))
     def delete(self, session_id: str) -> None:
         self.run(self.rig.engine.delete(session_id))
         del self.histories[session_id]
+        self.edits.pop(session_id, None)
 
     @rule(
         n=st.integers(1, 5),
@@ -242,7 +329,7 @@ class AnyRequests(RuleBasedStateMachine):
         assert positions == list(range(base, len(history)))
         assert done.usage.steps == len(positions)
         assert done.usage.cached_tokens <= len(positions)
-        expected = reference_points(LIVELY, history)
+        expected = reference_points(LIVELY, history, edits=self.edits[session_id])
         for point in done.records[0].points:
             ours = np.stack([record.points[point] for record in done.records])
             assert_agrees(ours, expected[str(point)][base:], what=str(point))
@@ -261,6 +348,7 @@ class AnyRequests(RuleBasedStateMachine):
         assert {v.session.id for v in engine.views(limit=100).views} == set(self.histories)
         for session_id, history in self.histories.items():
             assert list(self.rig.session(session_id).token_ids) == history
+            assert self.rig.session(session_id).edits == self.edits[session_id]
             assert not engine.registry.is_busy(session_id)
         assert self.rig.places() <= set(self.histories)
         for session_id, place in engine._thread.places._places.items():
@@ -270,6 +358,14 @@ class AnyRequests(RuleBasedStateMachine):
         if hasattr(self, "rig"):
             self.run(self.stack.aclose())
             self.loop.close()
+
+
+def interventions(edited: list[tuple[Edit, int]], steps: range) -> tuple[Intervention, ...]:
+    """Each edit from some step on, or before some step."""
+    return tuple(
+        Intervention(edit=edit, spans=((steps[place % len(steps)], None),))
+        for edit, place in edited
+    )
 
 
 def assert_chosen(record: StepRecord, row: np.ndarray[Any, Any], sampling: Sampling) -> None:
