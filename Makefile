@@ -22,12 +22,13 @@ EXTRAS_runtime  :=
 EXTRAS_dev      := [dev]
 EXTRAS_bench    := [bench]
 EXTRAS_llamacpp := [bench,llamacpp]
+EXTRAS_lens     := [dev,lens]
 EXTRAS_ops      := [ops]
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve demo test check format bench llamacpp soak docker-check docker-test clean
+.PHONY: help serve demo test check format bench llamacpp soak lens-test docker-check docker-test clean
 
 help: ## say what can be made (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +44,7 @@ demo: $(VENV)/.runtime ## start a server, step a session through it, show what c
 	$(PY) -m server demo $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: $(VENV)/.dev ## the tests, with coverage
-	$(PY) -m pytest -m 'not slow' --cov --cov-report=term $(ARGS)
+	$(PY) -m pytest -m 'not slow and not lens' --cov --cov-report=term $(ARGS)
 
 check: $(VENV)/.dev ## style and types
 	$(PY) -m ruff check .
@@ -62,6 +63,9 @@ llamacpp: $(VENV)/.llamacpp ## make llama.cpp one more peer of `make bench` (com
 
 soak: $(VENV)/.dev ## the slow tests
 	$(PY) -m pytest -m slow $(ARGS)
+
+lens-test: $(VENV)/.lens ## the points and patching grids against TransformerLens (a large install)
+	$(PY) -m pytest -m lens $(ARGS)
 
 docker-check: $(VENV)/.ops ## style of the image's files; needs no engine
 	$(VENV)/bin/hadolint docker/Dockerfile

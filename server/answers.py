@@ -6,9 +6,11 @@ compare the two.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from fastapi import Response
+from pydantic import BaseModel, RootModel
 
-from server.facts import SourceKind
+from server.negotiation import STREAMS, Form
+from sessions.edits import Op
 
 
 class Fault(BaseModel):
@@ -48,6 +50,7 @@ class SessionState(BaseModel):
     parent: Branch | None
     kv: Literal["resident", "evicted"]
     edits: int
+    record: list[str]
     metadata: dict[str, str]
 
 
@@ -98,12 +101,22 @@ class TopLogprob(Token):
 
 
 class Tensor(BaseModel):
-    """A point. `data` is base64 of little-endian float32, or nested lists of numbers."""
+    """A point. `data` is base64 of little-endian float32, or nested lists of numbers and nulls."""
 
     dtype: Literal["float32"]
     shape: list[int]
     axes: list[str]
     data: str | list[Any]
+
+
+class Edited(BaseModel):
+    """An edit that was made in a step. `sha256` is of its value's bytes."""
+
+    point: str
+    op: Op
+    scale: float | None
+    keys: str | None
+    sha256: str | None
 
 
 class Record(BaseModel):
@@ -117,10 +130,10 @@ class Record(BaseModel):
     text: str
     logprob: float | None
     top_logprobs: list[TopLogprob] | None
-    points: dict[str, Tensor]
     finish_reason: str | None
     stop_reason: str | int | None
-    edited: bool
+    edited: list[Edited]
+    points: dict[str, Tensor]
 
 
 class Usage(BaseModel):
@@ -147,6 +160,10 @@ class Steps(EmbedSteps):
     usage: Usage
 
 
+class Forked(RootModel[Steps | SessionState]):
+    """A new session: alone, or with its steps where something was said of them."""
+
+
 class Tokenized(BaseModel):
     """vLLM's answer of `/tokenize`."""
 
@@ -162,60 +179,30 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-class Sizes(BaseModel):
-    """The model's shape."""
-
-    n_ctx: int
-    n_vocab: int
-    n_layer: int
-    n_head: int
-    n_embd: int
-
-
-class ModelCard(Sizes):
-    """A model, OpenAI's fields first."""
+class VectorState(BaseModel):
+    """A vector that is kept for interventions."""
 
     id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    source: SourceKind
-    fingerprint: str
-    dtype: str
-    kv_dtype: str
-    batch_invariant: bool
-    max_model_len: int
+    object: Literal["vector"]
+    name: str
+    dtype: Literal["float32"]
+    shape: list[int]
+    bytes: int
 
 
-class ModelList(BaseModel):
-    """The models that are served."""
+class VectorList(BaseModel):
+    """Vectors."""
 
     object: Literal["list"]
-    data: list[ModelCard]
+    data: list[VectorState]
 
 
-class KVBytes(BaseModel):
-    """The K/V cache: what sessions hold, what several of them hold, what is kept for reuse."""
+class VectorDeleted(BaseModel):
+    """A vector that is forgotten."""
 
-    bytes_total: int
-    bytes_used: int
-    bytes_shared: int
-    bytes_cached: int
-    bytes_per_token: int
-
-
-class Capabilities(Sizes):
-    """What this server can do."""
-
-    model: str
-    fingerprint: str
-    dtype: str
-    kv_dtype: str
-    batch_invariant: bool
-    points: list[str]
-    formats: list[str]
-    limits: dict[str, float]
-    kv: KVBytes
+    id: str
+    object: Literal["vector.deleted"]
+    deleted: Literal[True]
 
 
 class Status(BaseModel):
@@ -236,6 +223,13 @@ def documented(
     """Keywords of a route: its answer's model, its stream types, and that errors are envelopes."""
     good: dict[str, Any] = {"model": model}
     if streams:
-        good["content"] = {"text/event-stream": {}, "application/x-ndjson": {}}
+        good["content"] = {form.value: {} for form in STREAMS}
     errors = {code: {"model": Envelope} for code in ("4XX", "5XX")}
     return {"status_code": status, "responses": {status: good, **errors}}
+
+
+def documented_tensors(form: Form = Form.STACKED) -> dict[str, Any]:
+    """Keywords of a route whose answer is a safetensors file, or frames of them."""
+    good = {"content": {form.value: {"schema": {"type": "string", "format": "binary"}}}}
+    errors = {code: {"model": Envelope} for code in ("4XX", "5XX")}
+    return {"response_class": Response, "responses": {200: good, **errors}}

@@ -13,17 +13,42 @@ from engine.errors import EngineError
 from model.errors import ModelError
 from server.budget import Budget
 from server.desk import check_request
-from server.errors import Problem, ServerError, http_problem, problem, validation_problem
+from server.errors import ServerError
 from server.host import Host
 from server.middleware import BodyLimit, RequestContext
-from server.routes import embed, health, models, sessions, steps, tokens
+from server.problems import Problem, http_problem, problem, validation_problem
+from server.routes import (
+    activations,
+    capture,
+    embed,
+    health,
+    models,
+    sessions,
+    steps,
+    studies,
+    sweep,
+    tokens,
+    vectors,
+)
 from server.settings import Settings
 from sessions.errors import SessionError
 
 BODIES_AT_ONCE = 4
 """Request bodies of the largest size that are held; more of a smaller one."""
 
-ROUTERS = (health, models, tokens, embed, sessions, steps)
+ROUTERS = (
+    health,
+    models,
+    tokens,
+    embed,
+    sessions,
+    steps,
+    vectors,
+    activations,
+    studies,
+    sweep,
+    capture,
+)
 METHOD_NOT_ALLOWED = 405
 _KNOWN = (ServerError, EmbeddingError, EngineError, SessionError, ModelError)
 

@@ -63,16 +63,20 @@ class Connection:
     async def write(self, body: bytes) -> None:
         """Send some of the body. Returns once the client is not too far behind.
 
+        In slices, so that one that reads slowly is told from one that does not read.
+
         Raises:
             ClientGone: it left, or did not read for the write timeout.
         """
-        await self._send_bounded({"type": "http.response.body", "body": body, "more_body": True})
+        for at in range(0, len(body), _SLICE):
+            part = body[at : at + _SLICE]
+            message = {"type": "http.response.body", "body": part, "more_body": True}
+            await self._send_bounded(message)
 
     async def write_all(self, parts: Iterable[bytes]) -> None:
-        """Send a whole body in slices, so that a client that stops reading is noticed."""
+        """Send a whole body."""
         for part in parts:
-            for at in range(0, len(part), _SLICE):
-                await self.write(part[at : at + _SLICE])
+            await self.write(part)
         await self.end()
 
     async def end(self) -> None:

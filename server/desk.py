@@ -5,39 +5,31 @@ The event loop.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import AbstractContextManager
 from email.message import Message
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Path, Request, Response
 from fastapi.routing import APIRoute
 
-from engine.commands import ReplyLimit
-from engine.events import Done, Failed, Progress
-from engine.reply import Reply
 from server.errors import (
     AnswerTooLarge,
     InvalidRequest,
     NotSupported,
     UnsupportedMediaType,
-    problem,
 )
 from server.host import Host, Service
 from server.inputs import Report
-from server.negotiation import Form, negotiate
+from server.negotiation import STREAMS, Form, negotiate
 from server.streaming import (
     WRITE_BYTES,
-    Batch,
-    Ending,
-    JsonAnswer,
     Pace,
     RecordStream,
     Source,
-    steps_json,
+    WholeAnswer,
 )
-from server.wire import dumps, usage_json
-from sessions.errors import SessionError
+from server.wire import dumps
 
 TINY_BODY = 64 * 1024
 MAX_VALUES = 262_144
@@ -83,13 +75,27 @@ async def check_request(request: Request) -> None:
         _check_body(request)
 
 
+def takes(*media_types: str) -> dict[str, Any]:
+    """Keywords of a route whose body is bytes of one of these types."""
+    content = {media: {"schema": {"type": "string", "format": "binary"}} for media in media_types}
+    return {"openapi_extra": {"requestBody": {"content": content, "required": True}}}
+
+
 def _check_body(request: Request) -> None:
-    if request.scope["route"].body_field is None:
+    accepted = _accepted(request.scope["route"])
+    if not accepted:
         raise InvalidRequest("this route takes no body")
     headers = request.headers
     encoded = headers.get("content-encoding", "identity").lower() != "identity"
-    if encoded or not _is_json(headers.get("content-type", "")):
-        raise UnsupportedMediaType
+    if encoded or _media_type(headers.get("content-type", "")) not in accepted:
+        raise UnsupportedMediaType(*accepted)
+
+
+def _accepted(route: APIRoute) -> tuple[str, ...]:
+    """Types of the bodies that a route takes: JSON where it has a model of one, or see `takes`."""
+    if route.body_field is not None:
+        return (Form.JSON.value,)
+    return tuple((route.openapi_extra or {}).get("requestBody", {}).get("content", ()))
 
 
 def _check_query(request: Request) -> None:
@@ -102,11 +108,11 @@ def _check_query(request: Request) -> None:
             raise InvalidRequest(f"{name} is given more than once", param=name)
 
 
-def _is_json(content_type: str) -> bool:
+def _media_type(content_type: str) -> str | None:
+    """The type alone; None if it is text in another encoding than UTF-8."""
     message = Message()
     message["content-type"] = content_type
-    charset = message.get_content_charset("utf-8")
-    return message.get_content_type() == Form.JSON.value and charset == "utf-8"
+    return message.get_content_type() if message.get_content_charset("utf-8") == "utf-8" else None
 
 
 class _JsonRequest(Request):
@@ -173,7 +179,7 @@ def json_when_done(
     async def encoded() -> list[bytes]:
         return [dumps(await work())]
 
-    return JsonAnswer(
+    return WholeAnswer(
         encoded, life=life, write_timeout=service.settings.write_timeout, status=status
     )
 
@@ -197,60 +203,22 @@ def stateless_json(
         return [await asyncio.to_thread(encode) if held_bytes > WRITE_BYTES else encode()]
 
     life = service.holding(held_bytes)
-    return JsonAnswer(encoded, life=life, write_timeout=service.settings.write_timeout)
+    return WholeAnswer(encoded, life=life, write_timeout=service.settings.write_timeout)
 
 
-def form_of(request: Request, *, stream: bool) -> Form:
-    """The form that the client wants its answer in.
-
-    Raises:
-        NotSupported: one that is not built.
-    """
-    return negotiate(", ".join(request.headers.getlist("accept")), stream=stream)
-
-
-def answer_steps(
-    service: Service,
-    session_id: str,
-    report: Report,
-    begin: Callable[[ReplyLimit | None], Reply],
-) -> Response:
-    """What `begin`'s reply brings, in the form that was asked for.
-
-    Until the answer's last byte the session does not expire and the answer's room is held; the work
-    does not outlive it.
-    """
-    with ExitStack() as life:
-        room = life.enter_context(service.answers.lease())
-        life.enter_context(service.engine.using(session_id))
-        reply = begin(report.limit(service.settings.max_response_bytes, room.grow))
-        life.callback(reply.cancel)
-        return _steps_response(service, session_id, reply, report, life.pop_all())
-
-
-def _steps_response(
-    service: Service, session_id: str, reply: Reply, report: Report, life: ExitStack
-) -> Response:
-    if report.form.streams:
-        return record_stream(service, _source(service, session_id, reply, report), report, life)
-
-    async def work() -> list[bytes]:
-        done = await reply.result()
-        session = service.wire.session(service.engine.view_of(done.session))
-        return await steps_json(
-            {"object": "steps", "session": session},
-            done.records,
-            {"usage": usage_json(done.usage), **report.aliases},
-            wire=service.wire,
-            encoding=report.encoding,
-            bytes_per_record=report.bytes_per_record,
-        )
-
-    return JsonAnswer(work, life=life, write_timeout=service.settings.write_timeout)
+def form_of(request: Request, *, stream: bool = False, forms: Collection[Form] = STREAMS) -> Form:
+    """The form that the client wants its answer in, of those that the route has, or JSON."""
+    accept = ", ".join(request.headers.getlist("accept"))
+    return negotiate(accept, stream=stream, forms=forms)
 
 
 def record_stream(
-    service: Service, source: Source, report: Report, life: AbstractContextManager[object]
+    service: Service,
+    source: Source,
+    report: Report,
+    life: AbstractContextManager[object],
+    *,
+    status: int = 200,
 ) -> RecordStream:
     """A stream with this server's times."""
     pace = Pace(
@@ -259,46 +227,11 @@ def record_stream(
         bytes_per_record=report.bytes_per_record,
     )
     return RecordStream(
-        source, form=report.form, wire=service.wire, encoding=report.encoding, pace=pace, life=life
+        source,
+        form=report.form,
+        wire=service.wire,
+        encoding=report.encoding,
+        pace=pace,
+        life=life,
+        status=status,
     )
-
-
-def _source(service: Service, session_id: str, reply: Reply, report: Report) -> Source:
-    async def failed(error: Exception) -> Mapping[str, Any]:
-        """The length is told after the work has ended: it would go on otherwise."""
-        reply.cancel()
-        async for _event in reply:
-            pass
-        session = None
-        with suppress(SessionError):  # it may be gone meanwhile
-            session = service.wire.session(service.engine.view(session_id))
-        return {"error": problem(error).error, "session": session}
-
-    return Source(
-        started=reply.started, pieces=lambda: _pieces(service, reply, report), failed=failed
-    )
-
-
-async def _pieces(
-    service: Service, reply: Reply, report: Report
-) -> AsyncGenerator[Batch | Ending, None]:
-    """The engine's events as what is sent."""
-    async for event in reply:
-        if isinstance(event, Progress):
-            yield Batch(event.records)
-            continue
-        if isinstance(event, Done) and event.records:
-            yield Batch(event.records)
-        yield Ending(_terminal(service, event, report), failed=isinstance(event, Failed))
-
-
-def _terminal(service: Service, event: Done | Failed, report: Report) -> Mapping[str, Any]:
-    session = event.session and service.wire.session(service.engine.view_of(event.session))
-    if isinstance(event, Failed):
-        return {"error": problem(event.error).error, "session": session}
-    return {
-        "object": "done",
-        "session": session,
-        "usage": usage_json(event.usage),
-        **report.aliases,
-    }

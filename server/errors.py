@@ -1,4 +1,4 @@
-"""One table from error classes to HTTP: status, type, code, param, numbers. Event loop.
+"""One table from error classes to HTTP: status, type, code, param, numbers. Pure Python.
 
 ServerError                  what the HTTP side itself can refuse
 ├── InvalidRequest               a request that is wrong in itself
@@ -17,31 +17,33 @@ ServerError                  what the HTTP side itself can refuse
 A subclass without a line of its own takes its nearest ancestor's; what has none is a fault.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
 
 from embedding.errors import EmbeddingError, PositionOverflow, TextTooLong, TokenIdOutOfRange
 from engine.errors import (
     BosNotAtStart,
     Cancelled,
     Drained,
+    EditNotFinite,
+    EditOutOfReach,
     EmptySession,
     EngineDown,
     NoRoom,
     PastLengthMismatch,
+    PositionCommitted,
     PositionsOutOfRange,
     QueueFull,
     ReplyTooLarge,
     SessionBusy,
+    SessionChanged,
     SessionDeleted,
     ShuttingDown,
     StepFailed,
+    TooManyEdits,
 )
-from model.errors import UnknownPoint
+from model.errors import TooManyPoints, UnknownPoint
 from sessions.errors import LengthOutOfRange, SessionExpired, SessionNotFound, TooManySessions
 
 
@@ -66,11 +68,12 @@ class NotSupported(ServerError):
 
 
 class UnsupportedMediaType(ServerError):
-    """The body is not `application/json`."""
+    """The body is of no type that the route takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *accepted: str) -> None:
         super().__init__(
-            "the body must be sent as Content-Type: application/json, in UTF-8 and not encoded"
+            f"the body must be sent as Content-Type: {' or '.join(accepted)}, not encoded, "
+            "and text in UTF-8"
         )
 
 
@@ -105,6 +108,24 @@ class ModelNotFound(ServerError):
     """Another model than the served one was asked for."""
 
 
+class VectorNotFound(ServerError):
+    """No vector of this id is kept."""
+
+    def __init__(self, vector_id: str) -> None:
+        super().__init__(f"no vector {vector_id[:80]!r} is kept here: send it with PUT /v1/vectors")
+
+
+class VectorsFull(ServerError):
+    """What is kept and what came would be more than may be kept."""
+
+    def __init__(self, *, n_bytes: int, max_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self.max_bytes = max_bytes
+        super().__init__(
+            f"the vectors would be {n_bytes} bytes, over the limit of {max_bytes}: delete some"
+        )
+
+
 class BudgetTooSmall(ServerError):
     """The K/V budget holds less than one full session."""
 
@@ -118,20 +139,26 @@ class Stalled(ServerError):
 
 
 class Blamed(ServerError):
-    """`cause`, together with the field that caused it."""
+    """`cause`, together with the field that caused it and the place in it, if it has several."""
 
-    def __init__(self, cause: Exception, *, param: str) -> None:
+    def __init__(self, cause: Exception, *, param: str, place: str = "") -> None:
         self.cause = cause
-        super().__init__(str(cause), param=param)
+        super().__init__(f"{param}{place}: {cause}" if place else str(cause), param=param)
+
+
+Kinds = type[Exception] | tuple[type[Exception], ...]
 
 
 @contextmanager
-def blaming(param: str, kind: type[Exception] = EmbeddingError) -> Iterator[None]:
-    """Say of an error of this kind inside, one about tokens by default, that `param` caused it."""
+def blaming(param: str, kinds: Kinds = EmbeddingError, *, place: str = "") -> Iterator[None]:
+    """Say of errors of these kinds inside, by default those about tokens, that `param` caused them.
+
+    `place` is where in it: `[2].point`.
+    """
     try:
         yield
-    except kind as error:
-        raise Blamed(error, param=param) from error
+    except kinds as error:
+        raise Blamed(error, param=param, place=place) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +189,7 @@ TABLE: Mapping[type[Exception], Row] = {
     TextTooLong: Row(400, "context_length_exceeded", "prompt", ("n_ctx", "n_bytes", "max_bytes")),
     TokenIdOutOfRange: Row(400, "invalid_request", "token_ids", ("index", "n_vocab")),
     UnknownPoint: Row(400, "unknown_point", "points"),
+    TooManyPoints: Row(400, "invalid_request", "points", ("max_names",)),
     InvalidRequest: Row(400, "invalid_request"),
     EmptyInput: Row(400, "empty_input"),
     NotSupported: Row(400, "not_supported"),
@@ -169,16 +197,23 @@ TABLE: Mapping[type[Exception], Row] = {
     PositionsOutOfRange: Row(
         400, "invalid_request", "points_at", ("position", "past_length", "n_new")
     ),
+    PositionCommitted: Row(400, "position_committed", "interventions", ("position", "past_length")),
+    EditOutOfReach: Row(
+        400, "invalid_request", "interventions", ("position", "past_length", "n_new")
+    ),
+    EditNotFinite: Row(400, "invalid_request", "interventions"),
     BosNotAtStart: Row(400, "invalid_request", "prepend_bos", ("past_length",)),
     LengthOutOfRange: Row(400, "invalid_request", "to", ("past_length",)),
     ReplyTooLarge: Row(400, "response_too_large", "points", ("n_bytes", "max_bytes")),
     AnswerTooLarge: Row(400, "response_too_large", numbers=("n_bytes", "max_bytes")),
     SessionNotFound: Row(404, "session_not_found"),
+    VectorNotFound: Row(404, "vector_not_found"),
     ModelNotFound: Row(404, "model_not_found", "model"),
     SessionBusy: Row(409, "session_busy", retry_after=1),
     PastLengthMismatch: Row(
         409, "past_length_mismatch", "past_length", ("expected", "past_length")
     ),
+    SessionChanged: Row(409, "session_changed"),
     SessionExpired: Row(410, "session_expired"),
     SessionDeleted: Row(410, "session_deleted"),
     BodyTooLarge: Row(413, "body_too_large", numbers=("max_bytes",)),
@@ -194,9 +229,9 @@ TABLE: Mapping[type[Exception], Row] = {
     NoRoom: Row(503, "no_room", numbers=("needed_bytes", "total_bytes"), retry_after=1),
     ShuttingDown: Row(503, "shutting_down", retry_after=5),
     Drained: Row(503, "shutting_down", retry_after=5),
+    TooManyEdits: Row(507, "edits_full", "interventions", ("n_bytes", "max_bytes")),
+    VectorsFull: Row(507, "vectors_full", numbers=("n_bytes", "max_bytes")),
 }
-
-_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 
 def row_of(error: BaseException) -> Row:
@@ -205,81 +240,3 @@ def row_of(error: BaseException) -> Row:
         if issubclass(ancestor, Exception) and ancestor in TABLE:
             return TABLE[ancestor]
     return FAULT
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error as a client sees it."""
-
-    status: int
-    error: dict[str, Any]
-    retry_after: int | None = None
-
-    @property
-    def body(self) -> bytes:
-        """The envelope, as JSON."""
-        return orjson.dumps({"error": self.error})
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers beside the content's own."""
-        headers = {"cache-control": "no-store"}
-        if self.retry_after is not None:
-            headers["retry-after"] = str(self.retry_after)
-        return headers
-
-
-def problem(error: BaseException) -> Problem:
-    """How an error is told: a known one by its message, a fault without details."""
-    if isinstance(error, Blamed):
-        return _problem(row_of(error.cause), error.cause, param=error.param)
-    return _problem(row_of(error), error, param=getattr(error, "param", None))
-
-
-def _problem(row: Row, error: BaseException, *, param: str | None) -> Problem:
-    message = (
-        "the server failed; the request id names its log lines" if row is FAULT else str(error)
-    )
-    numbers = {name: getattr(error, name) for name in row.numbers}
-    envelope = {"message": message, "type": row.type, "param": param or row.param, "code": row.code}
-    return Problem(row.status, envelope | numbers, row.retry_after)
-
-
-def http_problem(status: int, detail: str) -> Problem:
-    """The router's own refusals (unknown path, wrong method, unreadable body) in the envelope."""
-    row = Row(status, _BY_STATUS.get(status, "invalid_request" if status < 500 else FAULT.code))
-    envelope = {"message": detail, "type": row.type, "param": None, "code": row.code}
-    return Problem(status, envelope)
-
-
-def validation_problem(errors: Sequence[Mapping[str, Any]]) -> Problem:
-    """The first thing wrong with a body or a query, as a 400. The value itself is not repeated."""
-    first = errors[0]
-    where = first["loc"][1:]  # after "body" or "query"
-    named = bool(where) and isinstance(where[0], str)
-    param = (first.get("ctx") or {}).get("param") or (where[0] if named else None)
-    message = f"{_path(where)}: {first['msg']}" if named else first["msg"]
-    code = first["type"] if first["type"] in _FIELD_CODES else "invalid_request"
-    envelope = {
-        "message": _printable(message),
-        "type": "invalid_request_error",
-        "param": _printable(param) if param else None,
-        "code": code,
-    }
-    return Problem(400, envelope)
-
-
-_FIELD_CODES = frozenset({"empty_input", "not_supported"})
-
-
-def _path(where: Sequence[str | int]) -> str:
-    """`["token_ids", 3]` as `token_ids[3]`."""
-    head, *rest = where
-    return str(head) + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest
-    )
-
-
-def _printable(text: str) -> str:
-    """Names come from the client: keep them short, and free of lone surrogates."""
-    return text.encode(errors="replace").decode()[:500]

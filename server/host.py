@@ -21,6 +21,7 @@ from engine.views import Stats
 from server.budget import Budget
 from server.errors import Loading, Stalled
 from server.facts import ModelFacts
+from server.interventions.vectors import Vectors
 from server.loading import Loaded, LoadingProgress, limits_of, load
 from server.metrics import Metrics
 from server.settings import Settings
@@ -39,7 +40,8 @@ ANSWERS_AT_ONCE = 4
 class Service:
     """What route handlers work with, once the model is there.
 
-    `answers` bounds what all JSON answers hold together, until they are sent.
+    `answers` bounds what all JSON answers hold together, until they are sent; `vectors` are the
+    clients' own.
     """
 
     engine: Engine
@@ -47,6 +49,7 @@ class Service:
     wire: Wire
     settings: Settings
     answers: Budget
+    vectors: Vectors
 
     def holding(self, n_bytes: int) -> AbstractContextManager[object]:
         """The life of an answer of `n_bytes`, by an estimate from above."""
@@ -185,6 +188,7 @@ class Host:
             wire=Wire(loaded.tokenizer, loaded.facts),
             settings=self.settings,
             answers=Budget(ANSWERS_AT_ONCE * self.settings.max_response_bytes),
+            vectors=Vectors(self.settings.vector_budget),
         )
 
     def _failed(self, error: Exception) -> None:

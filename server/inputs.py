@@ -5,23 +5,26 @@ Long texts are tokenized on a worker thread.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from embedding.tokenizer import Tokenizer
 from engine.commands import Capture, ReplyLimit
-from model.config import GPT2Config
+from model.config import MAX_N_CTX, GPT2Config
 from model.points import Selection, parse_points
 from server.errors import InvalidRequest, blaming
-from server.negotiation import EncodingFormat, Form
+from server.negotiation import EncodingFormat, Form, check_encoding
 from server.schemas import Reporting, Tokens
 from server.wire import record_bytes
+from sessions.edits import Span
 
 TINY_TEXT = 4096
 """Characters; a text up to here is tokenized in about a quarter of a millisecond."""
 
-_RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?", re.ASCII)
+_EDIT_BYTES = 192  # of an edit in a record, from above: its JSON without its name and its keys
+_SPAN_BYTES = 12  # "1022:1023,"
+_SPAN = re.compile(r"(?=[0-9:])([0-9]{0,9})(?::([0-9]{0,9}))?", re.ASCII)
 
 
 def plain_int(text: object) -> object:
@@ -66,30 +69,94 @@ async def encode(tokenizer: Tokenizer, text: str, *, allow_special: bool) -> lis
     return await asyncio.to_thread(work) if len(text) > TINY_TEXT else work()
 
 
-def parse_positions(text: str, n_ctx: int) -> frozenset[int]:
+def split_names(text: str) -> list[str]:
+    """The names in a query's comma list. Commas in brackets belong to a name: `logits[3,5]`."""
+    names: list[list[str]] = []
+    depth = 0
+    for part in text.split(","):
+        if depth > 0:
+            names[-1].append(part)
+        else:
+            names.append([part])
+        depth += part.count("[") - part.count("]")
+    return [",".join(parts) for parts in names]
+
+
+def parse_positions(text: str, n_ctx: int, *, param: str = "points_at") -> frozenset[int]:
     """Absolute positions in a comma list of `i` or `a:b`, half-open.
+
+    Raises:
+        Blamed: it cannot be read, a range is empty, or it passes the context.
+    """
+    with blaming(param, InvalidRequest):
+        spans = parse_spans(text, n_ctx, may_be_open=False)
+    return frozenset(p for first, stop in spans for p in range(first, stop or n_ctx))
+
+
+def committed_positions(text: str | None, past_length: int) -> list[int]:
+    """The committed positions that a `positions` field names; None: all of them.
+
+    Raises:
+        InvalidRequest: it cannot be read, or names others.
+    """
+    if text is None:
+        return list(range(past_length))
+    positions = sorted(parse_positions(text, MAX_N_CTX, param="positions"))
+    if positions[-1] >= past_length:
+        raise InvalidRequest(
+            f"position {positions[-1]} is not committed: past_length is {past_length}",
+            param="positions",
+        )
+    return positions
+
+
+def parse_spans(text: str, n_ctx: int, *, may_be_open: bool = True) -> tuple[Span, ...]:
+    """Spans of a comma list of `i`, `a:b`, `a:`, `:b` or `:`, ordered, those that touch joined.
 
     Raises:
         InvalidRequest: it cannot be read, a range is empty, or it passes the context.
     """
-    bits = 0  # a thousand ranges may name each position a thousand times: one bit for each
-    for part in text.split(","):
-        span = _range(part.strip(), n_ctx)
-        bits |= (1 << span.stop) - (1 << span.start)
-    return frozenset(position for position in range(n_ctx) if bits >> position & 1)
+    spans = [_span(part, n_ctx, may_be_open) for part in text.split(",")]
+    joined: list[Span] = []  # a thousand ranges may name each position a thousand times
+    for first, stop in sorted(spans, key=_first):
+        if joined and (joined[-1][1] is None or first <= joined[-1][1]):
+            first, stop = joined[-1][0], _later(joined.pop()[1], stop)
+        joined.append((first, stop))
+    return tuple(joined)
 
 
-def _range(part: str, n_ctx: int) -> range:
-    match = _RANGE.fullmatch(part)
-    if match is None:
-        raise InvalidRequest(f"{part[:40]!r} is neither i nor a:b", param="points_at")
-    start = int(match[1])
-    stop = start + 1 if match[2] is None else int(match[2])
-    if not start < stop <= n_ctx:
-        raise InvalidRequest(
-            f"{part!r} is no range of positions 0 to {n_ctx - 1}", param="points_at"
-        )
-    return range(start, stop)
+def _first(span: Span) -> int:
+    return span[0]
+
+
+def _later(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else max(a, b)
+
+
+def _span(part: str, n_ctx: int, may_be_open: bool) -> Span:
+    match = _SPAN.fullmatch(part.strip())
+    if match is None or (not may_be_open and "" in match.groups()):
+        forms = "i, a:b, a: or :b" if may_be_open else "i or a:b"
+        raise InvalidRequest(f"{part[:40]!r} is none of {forms}")
+    first = int(match[1] or 0)
+    stop = first + 1 if match[2] is None else int(match[2] or n_ctx)
+    if not first < stop <= n_ctx:
+        raise InvalidRequest(f"{part!r} is no range of positions 0 to {n_ctx - 1}")
+    return first, None if match[2] == "" else stop
+
+
+class Editing(Protocol):
+    """What a record tells of an edit, as far as its length is concerned."""
+
+    @property
+    def point(self) -> object:
+        """What is edited."""
+        ...
+
+    @property
+    def keys(self) -> Sequence[Span]:
+        """What a mask hides."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +169,30 @@ class Report:
     names: Mapping[str, str]  # other systems' names that were asked for, to ours
     bytes_per_record: int
     bare_bytes_per_record: int  # of a record without points
+    head: Mapping[str, Any] = field(default_factory=lambda: {"object": "steps"})  # of the answer
 
     @property
     def aliases(self) -> dict[str, Any]:
         """What an answer says of other systems' names, if any were asked for."""
         return {"aliases": dict(self.names)} if self.names else {}
 
+    def with_edits(self, edits: Iterable["Editing"]) -> "Report":
+        """The same, its records listing these edits."""
+        n_bytes = sum(
+            _EDIT_BYTES + len(str(edit.point)) + _SPAN_BYTES * len(edit.keys) for edit in edits
+        )
+        return replace(
+            self,
+            bytes_per_record=self.bytes_per_record + n_bytes,
+            bare_bytes_per_record=self.bare_bytes_per_record + n_bytes,
+        )
+
     def limit(self, max_bytes: int, hold: Callable[[int], None]) -> ReplyLimit | None:
         """The bound of one JSON answer, whose bytes `hold` is told; a stream has none."""
-        if self.form.streams:
-            return None
+        return None if self.form.streams else self.bound(max_bytes, hold)
+
+    def bound(self, max_bytes: int, hold: Callable[[int], None]) -> ReplyLimit:
+        """The bound of records that are held until the last one is there."""
         return ReplyLimit(
             bytes_per_record=self.bytes_per_record,
             bare_bytes_per_record=self.bare_bytes_per_record,
@@ -124,8 +205,8 @@ def report_of(body: Reporting, form: Form, config: GPT2Config) -> Report:
     """What a body asks to be told.
 
     Raises:
-        UnknownPoint: a name that is no point.
-        InvalidRequest: `points_at` cannot be read.
+        UnknownPoint, TooManyPoints: no such points.
+        Blamed: `points_at` cannot be read.
     """
     selection = parse_points(body.points, config)
     positions = None if body.points_at is None else parse_positions(body.points_at, config.n_ctx)
@@ -141,7 +222,12 @@ def new_report(
     encoding: EncodingFormat,
     config: GPT2Config,
 ) -> Report:
-    """A report, with estimates of its records' sizes."""
+    """A report, with estimates of its records' sizes.
+
+    Raises:
+        InvalidRequest: numbers as text, in a form that has them as bytes.
+    """
+    check_encoding(form, encoding)
     n_logprobs = 0 if capture.top_logprobs is None else capture.top_logprobs + 1
     bare = record_bytes((), config, encoding, n_logprobs=n_logprobs)
     full = record_bytes(capture.points, config, encoding, n_logprobs=n_logprobs)

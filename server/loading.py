@@ -84,7 +84,9 @@ class LoadingProgress:
 
 def limits_of(settings: Settings) -> Limits:
     """The engine's bounds."""
-    return Limits(**{field.name: getattr(settings, field.name) for field in fields(Limits)})
+    budgets = {"record_bytes": settings.record_budget, "edit_bytes": settings.edit_budget}
+    names = {field.name for field in fields(Limits)} - budgets.keys()
+    return Limits(**{name: getattr(settings, name) for name in names}, **budgets)
 
 
 def load(settings: Settings, progress: LoadingProgress) -> Loaded:

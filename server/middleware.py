@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.budget import Budget, Lease
 from server.connection import ClientGone, send_bounded
-from server.errors import BodyTooLarge, NotSupported, Overloaded, Problem, problem
+from server.errors import BodyTooLarge, NotSupported, Overloaded
+from server.problems import Problem, problem
 
 _log = structlog.get_logger("stepscope.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)

@@ -1,18 +1,18 @@
-"""Which form an answer takes: one JSON object, SSE or NDJSON. Pure Python, the event loop.
+"""Which form an answer takes: JSON, a stream of records, raw tensors. Pure Python, the event loop.
 
-RFC 9110, section 12.5.1, as far as it matters here: the streaming types stream by themselves;
-whatever else a client accepts is answered by JSON, unless the body says `stream: true`, which
-means SSE.
+RFC 9110, section 12.5.1, as far as it matters here: of the forms that a route has, the one that the
+client prefers; whatever else it accepts is answered by JSON, unless the body says `stream: true`,
+which means SSE.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Literal
 
-from server.errors import NotSupported
+from server.errors import InvalidRequest
 
 EncodingFormat = Literal["base64", "float"]
-"""How a tensor's numbers are written."""
+"""How a tensor's numbers are written in JSON."""
 
 
 class Form(Enum):
@@ -21,39 +21,53 @@ class Form(Enum):
     JSON = "application/json"
     SSE = "text/event-stream"
     NDJSON = "application/x-ndjson"
+    FRAMES = "application/x-safetensors-stream"
+    STACKED = "application/x-safetensors"
 
     @property
     def streams(self) -> bool:
         """Whether records are sent as they come."""
-        return self is not Form.JSON
+        return self in STREAMS
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether tensors are bytes of their own, outside any JSON."""
+        return self in (Form.FRAMES, Form.STACKED)
 
 
-SAFETENSORS_STREAM = "application/x-safetensors-stream"
+STREAMS = (Form.SSE, Form.NDJSON, Form.FRAMES)
+"""What every route has whose answer is records."""
+
 _JSON_RANGES = frozenset({"*/*", "application/*", Form.JSON.value})
-_KNOWN = frozenset({Form.SSE.value, Form.NDJSON.value, SAFETENSORS_STREAM}) | _JSON_RANGES
 
 
-def negotiate(accept: str, *, stream: bool) -> Form:
+def negotiate(accept: str, *, stream: bool = False, forms: Collection[Form] = STREAMS) -> Form:
     """The form for an `Accept` header (joined by commas) and the body's `stream`.
 
-    Raises:
-        NotSupported: the client prefers frames of safetensors.
+    `forms` are those that the route has beside JSON; any other type is passed over.
     """
-    preferred = _preferred(accept)
-    if preferred == SAFETENSORS_STREAM:
-        raise NotSupported(
-            f"{SAFETENSORS_STREAM} is not supported by this version: "
-            f"accept {Form.SSE.value} or {Form.NDJSON.value}",
-            param="Accept",
+    offered = {form.value: form for form in forms}
+    preferred = _preferred(accept, _JSON_RANGES | offered.keys())
+    fallback = Form.SSE if stream else Form.JSON
+    return offered.get(preferred or "", fallback)
+
+
+def check_encoding(form: Form, encoding: EncodingFormat) -> None:
+    """See that numbers are not wanted as text in a form that has them as bytes.
+
+    Raises:
+        InvalidRequest: they are.
+    """
+    if form.is_raw and encoding == "float":
+        raise InvalidRequest(
+            f"numbers are bytes in {form.value}: encoding_format is about JSON",
+            param="encoding_format",
         )
-    if preferred in (Form.SSE.value, Form.NDJSON.value):
-        return Form(preferred)
-    return Form.SSE if stream else Form.JSON
 
 
-def _preferred(accept: str) -> str | None:
+def _preferred(accept: str, known: Collection[str]) -> str | None:
     """The known type of the highest quality; of equals, the first."""
-    ranked = [(quality, media) for media, quality in _ranges(accept) if media in _KNOWN and quality]
+    ranked = [(quality, media) for media, quality in _ranges(accept) if media in known and quality]
     return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 

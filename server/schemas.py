@@ -1,134 +1,25 @@
-"""Request bodies: strict, closed, in the words of the API. Pure Python, the event loop.
+"""Request bodies, in the words of the API: see `server.fields`. Pure Python, the event loop."""
 
-Strict means that `1.0`, `true` and `"5"` are no integers; closed means that an unknown field is
-refused. An explicit null means the default. A repeated JSON key keeps its last value. Validation
-stops at the first fault, so that a large bad body costs no more than a small one.
-"""
+from typing import Annotated, Literal, Self
 
-from typing import Annotated, Any, Self
-
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.config import N_VOCAB
+from server.fields import (
+    MAX_INT,
+    Body,
+    Expected,
+    Length,
+    LogitBias,
+    Metadata,
+    Points,
+    Positions,
+    Stops,
+    TokenIds,
+    Ttl,
+)
+from server.interventions.bodies import Interventions
 from server.negotiation import EncodingFormat
-
-MAX_INT = 2**63 - 1
-MAX_STOPS = 16
-MAX_IDS = 131_072  # more than any text has that is tokenized; a session takes far fewer
-MAX_POINT_NAMES = 1024
-
-
-class Body(BaseModel):
-    """Strict, closed, nulls as defaults."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, frozen=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_and_given(cls, data: object) -> object:
-        """Refuse the first unknown name; forget explicit nulls."""
-        if not isinstance(data, dict):
-            return data
-        for name in data:
-            if name not in cls.model_fields:
-                raise PydanticCustomError(
-                    "unknown_field", "unknown field {param}", {"param": _told(str(name))}
-                )
-        return {name: value for name, value in data.items() if value is not None}
-
-
-def _refuse_interventions(_value: object) -> object:
-    raise PydanticCustomError("not_supported", "interventions are not supported by this version")
-
-
-def _well_formed(text: str) -> str:
-    """Half a surrogate pair is no character: it could be neither matched nor answered."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("lone_surrogate", "holds half a surrogate pair") from None
-    return text
-
-
-def _told(name: str) -> str:
-    """A client's name as it can be repeated: short, and text in any case."""
-    return name[:80].encode(errors="replace").decode()
-
-
-def _check_metadata(value: object) -> object:
-    """Checked whole, before pydantic: it cannot name a key that is no unicode."""
-    if not isinstance(value, dict):
-        return value
-    if len(value) > 16:
-        raise PydanticCustomError("too_long", "at most 16 entries are kept")
-    for key in value:
-        _well_formed(key)
-    return value
-
-
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _bias_ids(value: object) -> object:
-    """JSON's keys are strings; a bias's key is the id's decimal form."""
-    if not isinstance(value, dict):
-        return value
-    return {_bias_id(key): _bias(key, bias) for key, bias in value.items()}
-
-
-def _bias_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) <= 5 and int(key) < N_VOCAB):
-        raise PydanticCustomError(
-            "logit_bias", "keys are token ids as strings, 0 to {last}", {"last": N_VOCAB - 1}
-        )
-    return int(key)
-
-
-def _bias(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-        raise PydanticCustomError(
-            "logit_bias", "the bias of {key} must be a number from -100 to 100", {"key": key}
-        )
-    return float(value)
-
-
-Text = Annotated[str, AfterValidator(_well_formed)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
-Points = Annotated[
-    list[Annotated[str, Field(max_length=256)]], Field(max_length=MAX_POINT_NAMES, fail_fast=True)
-]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
-    BeforeValidator(_check_metadata),
-]
-Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=1024)]],
-    Field(max_length=MAX_STOPS, fail_fast=True),
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
-]
-LogitBias = Annotated[
-    dict[int, float],
-    BeforeValidator(_bias_ids, json_schema_input_type=dict[str, float]),
-]
-Ttl = Annotated[int, Field(ge=1, le=604_800, description="idle seconds before it expires")]
-Length = Annotated[int, Field(ge=0, le=MAX_INT)]
-Expected = Annotated[
-    Length, Field(description="the length that the client believes; another one is a 409")
-]
-Positions = Annotated[
-    str, Field(max_length=8192, description="comma list of i or a:b (half-open), absolute")
-]
 
 
 class Tokens(Body):
@@ -176,14 +67,12 @@ class Reporting(Body):
     """What a request that steps reports of each step."""
 
     past_length: Expected | None = None
-    points: Points = ["embedding"]
+    points: Points = Field(default=["embedding"])
     points_at: Positions | None = None
     encoding_format: EncodingFormat = "base64"
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    interventions: Annotated[Any, BeforeValidator(_refuse_interventions)] = Field(
-        default=None, description="not supported by this version: refused"
-    )
+    interventions: Interventions = Field(default=[], description="edits of what is stepped")
     stream: bool = False
 
     @model_validator(mode="after")
@@ -201,8 +90,9 @@ class OpenBody(Tokens):
     """`POST /v1/sessions`."""
 
     prepend_bos: bool = False
+    record: Points = Field(default=[], description="points to keep of every step, for later")
     ttl_seconds: Ttl | None = None
-    metadata: Metadata = {}
+    metadata: Metadata = Field(default={})
 
 
 class AppendBody(SomeTokens, Reporting):
@@ -221,9 +111,9 @@ class GenerateBody(Reporting):
     top_k: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    stop: Stops = []
-    stop_token_ids: TokenIds = []
-    logit_bias: LogitBias = {}
+    stop: Stops = Field(default=[])
+    stop_token_ids: TokenIds = Field(default=[])
+    logit_bias: LogitBias = Field(default={})
     ignore_eos: bool = False
 
 
@@ -234,22 +124,41 @@ class TruncateBody(Body):
     past_length: Expected | None = None
 
 
-class ForkBody(Tokens):
+class ForkBody(Tokens, Reporting):
     """`POST /v1/sessions/{id}/fork`."""
 
     at: Length | None = Field(
         default=None, description="how much of the session the new one begins with; default: all"
     )
-    past_length: Expected | None = None
+    replay: bool = Field(default=False, description="step the session's own tokens from `at` on")
+    edits: Literal["keep", "drop"] = Field(
+        default="keep", description="what becomes of the edits of what is replayed"
+    )
     ttl_seconds: Ttl | None = None
-    metadata: Metadata = {}
+    metadata: Metadata = Field(default={})
+
+    @model_validator(mode="after")
+    def _about_its_steps(self) -> Self:
+        if self.replay and self.at is None:
+            raise _misplaced("at", "replay needs at, the first position that is stepped anew")
+        if "edits" in self.model_fields_set and not self.replay:
+            raise _misplaced("edits", "edits is about what is replayed")
+        asked = sorted(self.model_fields_set & _OF_STEPS)
+        if asked and not (self.replay or self.given):
+            raise _misplaced(asked[0], f"{asked[0]} is about steps: replay, or give tokens")
+        return self
+
+    @property
+    def is_about_steps(self) -> bool:
+        """Whether its answer has records; else it is the session alone."""
+        return self.replay or bool(self.model_fields_set & _OF_STEPS)
 
 
 class EmbedBody(SomeTokens):
     """`POST /v1/embed`."""
 
     past_length: Length = 0
-    points: Points = ["embedding"]
+    points: Points = Field(default=["embedding"])
     encoding_format: EncodingFormat = "base64"
     stream: bool = False
 
@@ -268,6 +177,13 @@ class DetokenizeBody(Body):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     tokens: TokenIds
+
+
+_OF_STEPS = frozenset(Reporting.model_fields) - {"past_length"}
+
+
+def _misplaced(param: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("misplaced", "{message}", {"message": message, "param": param})
 
 
 def _empty_input(message: str, param: str) -> PydanticCustomError:

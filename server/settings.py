@@ -81,6 +81,13 @@ class Settings(BaseSettings):
         default_factory=kv_share,
         description=f"bytes of K/V, such as 4GiB; default: {KV_SHARE:.0%} of the memory limit",
     )
+    record_budget: Bytes = Field(
+        default=_LIMITS.record_bytes, description="bytes of points that sessions record"
+    )
+    edit_budget: Bytes = Field(
+        default=_LIMITS.edit_bytes, description="bytes of edits in the histories of sessions"
+    )
+    vector_budget: Bytes = Field(default=64 * _MIB, description="bytes of vectors that are kept")
     max_sessions: int = Field(default=_LIMITS.max_sessions, ge=1, description="open sessions")
     session_ttl: int = Field(
         default=3600, ge=1, le=604_800, description="idle seconds after which a session ends"

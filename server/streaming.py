@@ -1,9 +1,9 @@
-"""Answers of steps: one JSON object, or a stream of records as SSE or NDJSON. The event loop.
+"""Answers: a whole one, or a stream of records as SSE, NDJSON or frames. The event loop.
 
 Own ASGI responses, because frameworks cancel neither plain answers nor silent streams when the
 client leaves. Every request ends in exactly one terminal record:
 
-    record*  done  [DONE]      SSE; NDJSON without [DONE]
+    record*  done  [DONE]      SSE; the others without [DONE]
     record*  error             a fault after the first byte; no [DONE]
 
 Before the first byte a fault is a real HTTP status. SSE has only `data:` lines and `: ping`
@@ -31,7 +31,7 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -39,40 +39,23 @@ from starlette.types import Receive, Scope, Send
 
 from engine.events import StepRecord
 from server.connection import ClientGone, Connection
+from server.framing import framing_of
 from server.negotiation import EncodingFormat, Form
-from server.wire import Wire, dumps
+from server.wire import Message, Wire, dumps
 
 WRITE_BYTES = 64 * 1024
 """About what is encoded and written at once; more is encoded on a worker thread."""
+
+R = TypeVar("R")
 
 _log = structlog.get_logger("stepscope.stream")
 
 
 @dataclass(frozen=True, slots=True)
-class Framing:
-    """How records become bytes."""
-
-    before: bytes
-    after: bytes
-    last: bytes = b""  # follows the `done` record
-    ping: bytes = b""
-
-    def frame(self, data: bytes) -> bytes:
-        """One record on the wire."""
-        return self.before + data + self.after
-
-
-FRAMINGS: Mapping[Form, Framing] = {
-    Form.SSE: Framing(b"data: ", b"\n\n", last=b"data: [DONE]\n\n", ping=b": ping\n\n"),
-    Form.NDJSON: Framing(b"", b"\n"),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """Records that may be sent now."""
+    """Records that may be sent now: steps, or what else a route tells."""
 
-    records: Sequence[StepRecord]
+    records: Sequence[StepRecord | Message]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +131,18 @@ class RecordStream(_Owned):
         encoding: EncodingFormat,
         pace: Pace,
         life: AbstractContextManager[object],
+        status: int = 200,
     ) -> None:
         super().__init__(
-            status=200,
+            status=status,
             media_type=form.value,
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
             write_timeout=pace.write_timeout,
             life=life,
         )
         self._source = source
-        self._framing = FRAMINGS[form]
+        self._framing = framing_of(form, encoding)
         self._wire = wire
-        self._encoding = encoding
         self._pace = pace
 
     async def _run(self, connection: Connection) -> None:
@@ -184,18 +167,22 @@ class RecordStream(_Owned):
             ending = Ending(await self._source.failed(error), failed=True)
             await connection.write(self._last_frames(ending))
 
-    async def _send_records(self, connection: Connection, records: Sequence[StepRecord]) -> None:
+    async def _send_records(
+        self, connection: Connection, records: Sequence[StepRecord | Message]
+    ) -> None:
         heavy = self._pace.bytes_per_record > WRITE_BYTES
         for group in _groups(records, WRITE_BYTES // self._pace.bytes_per_record):
             encode = partial(self._encoded, group)
             await connection.write(await asyncio.to_thread(encode) if heavy else encode())
 
-    def _encoded(self, records: Sequence[StepRecord]) -> bytes:
-        frame, record_json = self._framing.frame, self._wire.record
-        return b"".join(frame(dumps(record_json(r, self._encoding))) for r in records)
+    def _encoded(self, records: Sequence[StepRecord | Message]) -> bytes:
+        return b"".join(self._framing.encode(self._message(record)) for record in records)
+
+    def _message(self, record: StepRecord | Message) -> Message:
+        return record if isinstance(record, Message) else self._wire.record(record)
 
     def _last_frames(self, ending: Ending) -> bytes:
-        frame = self._framing.frame(dumps(ending.record))
+        frame = self._framing.encode(Message(ending.record))
         return frame if ending.failed else frame + self._framing.last
 
     def _pinging(self, connection: Connection) -> AbstractAsyncContextManager[None]:
@@ -204,8 +191,8 @@ class RecordStream(_Owned):
         return _beside(connection.ping_when_silent(self._framing.ping, self._pace.ping_seconds))
 
 
-class JsonAnswer(_Owned):
-    """The JSON that a coroutine makes, in parts; it is cancelled if the client leaves first."""
+class WholeAnswer(_Owned):
+    """What a coroutine makes, in parts; it is cancelled if the client leaves first."""
 
     def __init__(
         self,
@@ -213,11 +200,12 @@ class JsonAnswer(_Owned):
         *,
         write_timeout: float,
         life: AbstractContextManager[object],
+        form: Form = Form.JSON,
         status: int = 200,
     ) -> None:
         super().__init__(
             status=status,
-            media_type=Form.JSON.value,
+            media_type=form.value,
             headers={"cache-control": "no-store"},
             write_timeout=write_timeout,
             life=life,
@@ -250,7 +238,7 @@ async def steps_json(
         parts = []
         before = dumps(head)[:-1] + b',"records":['
         for group in _groups(records, WRITE_BYTES // bytes_per_record):
-            encoded = (dumps(wire.record(record, encoding)) for record in group)
+            encoded = (wire.record(record).json(encoding) for record in group)
             parts.append(before + b",".join(encoded))
             before = b","
         after = b"]," + dumps(tail)[1:] if tail else b"]}"
@@ -260,7 +248,7 @@ async def steps_json(
     return await asyncio.to_thread(work) if heavy else work()
 
 
-def _groups(records: Sequence[StepRecord], size: int) -> Iterator[Sequence[StepRecord]]:
+def _groups(records: Sequence[R], size: int) -> Iterator[Sequence[R]]:
     size = max(1, size)
     return (records[at : at + size] for at in range(0, len(records), size))
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "embedding": set[str](),
     "cache": set[str](),
     "sessions": set[str](),
-    "model": {"embedding", "cache"},
+    "model": {"embedding", "cache", "sessions"},
     "engine": {"embedding", "cache", "sessions", "model"},
     "server": {"embedding", "cache", "sessions", "model", "engine"},
 }
@@ -41,6 +41,7 @@ LIGHT = [
     "model.errors",
     "model.points",
     "model.sampling",
+    "sessions.edits",
     "sessions.errors",
     "sessions.log",
     "sessions.registry",

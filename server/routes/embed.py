@@ -20,12 +20,13 @@ from model.errors import UnknownPoint
 from model.points import Point, Selection, parse_points
 from server.answers import EmbedSteps, documented
 from server.desk import Route, TheService, form_of, record_stream
-from server.errors import blaming, problem
+from server.errors import blaming
 from server.host import Service
 from server.inputs import Report, check_token_ids, new_report, token_ids_of
 from server.negotiation import Form
+from server.problems import problem
 from server.schemas import EmbedBody
-from server.streaming import Batch, Ending, JsonAnswer, Source, steps_json
+from server.streaming import Batch, Ending, Source, WholeAnswer, steps_json
 from server.wire import usage_json
 
 router = APIRouter(prefix="/v1", tags=["embed"], route_class=Route)
@@ -105,7 +106,9 @@ class Lookup:
             position=self._past_length + index,
             token_id=token_id,
             text=text,
-            points={point: rows[_row_of(point)] for point in self.report.capture.points},
+            points={
+                point: point.select(rows[_row_of(point)]) for point in self.report.capture.points
+            },
         )
 
 
@@ -132,7 +135,7 @@ def _answer(service: Service, lookup: Lookup, life: ExitStack) -> Response:
             bytes_per_record=lookup.report.bytes_per_record,
         )
 
-    return JsonAnswer(work, life=life, write_timeout=service.settings.write_timeout)
+    return WholeAnswer(work, life=life, write_timeout=service.settings.write_timeout)
 
 
 def _report(service: Service, body: EmbedBody, form: Form) -> Report:
@@ -144,11 +147,11 @@ def _report(service: Service, body: EmbedBody, form: Form) -> Report:
 
 def _looked_up(selection: Selection) -> Selection:
     for point in selection.points:
-        if _row_of(point) not in LOOKED_UP:
+        if not point.is_looked_up:
             raise UnknownPoint(str(point), nearest=LOOKED_UP)
     return selection
 
 
 def _row_of(point: Point) -> str:
     """`resid_pre.0`, the first block's input, is the embedding."""
-    return "embedding" if (point.name, point.layer) == ("resid_pre", 0) else point.name
+    return "embedding" if point.name == "resid_pre" else point.name

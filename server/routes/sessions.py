@@ -1,17 +1,42 @@
 """`/v1/sessions`: open, list, look at, roll back, fork, close. The event loop."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
-from engine.commands import Fork, Open, Truncate
-from server.answers import SessionDeleted, SessionList, SessionState, TokenList, documented
-from server.desk import Route, SessionId, TheService, json_response, json_when_done
+from engine.branches import Branch
+from engine.commands import Fork, Open, ReplyLimit, Truncate
+from engine.reply import Reply
+from model.errors import TooManyPoints, UnknownPoint
+from model.points import parse_points
+from server.answers import (
+    Forked,
+    SessionDeleted,
+    SessionList,
+    SessionState,
+    TokenList,
+    documented,
+)
+from server.desk import (
+    Route,
+    SessionId,
+    TheService,
+    form_of,
+    json_response,
+    json_when_done,
+)
 from server.errors import blaming
-from server.inputs import check_token_ids, plain_int, token_ids_of
+from server.host import Service
+from server.inputs import check_token_ids, plain_int, report_of, token_ids_of
+from server.interventions.plan import check_masks, plan_of
+from server.interventions.values import resolve
+from server.replies import answer_steps
 from server.schemas import ForkBody, OpenBody, TruncateBody
+from sessions.edits import StepEdits
 from sessions.errors import LengthOutOfRange
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=Route)
@@ -24,12 +49,15 @@ _ALL_OF_IT = ForkBody()
 async def open_session(service: TheService, body: OpenBody = _NO_TOKENS) -> Response:
     """Open a session, optionally with a first append; if that is refused there is no session."""
     engine, life = service.engine, ExitStack()
+    with blaming("record", (UnknownPoint, TooManyPoints)):
+        record = parse_points(body.record, service.facts.config).points
     check_token_ids(body, engine.tokenizer)
     command = Open(
         token_ids=await token_ids_of(body, engine.tokenizer),
         prepend_bos=body.prepend_bos,
         ttl_seconds=body.ttl_seconds or service.settings.session_ttl,
         metadata=body.metadata,
+        record=record,
     )
 
     async def work() -> dict[str, Any]:
@@ -94,34 +122,68 @@ async def truncate_session(
     return json_response(service.wire.session(await service.engine.truncate(command)))
 
 
-@router.post("/{session_id}/fork", **documented(SessionState, status=201))
+@router.post("/{session_id}/fork", **documented(Forked, status=201, streams=True))
 async def fork_session(
-    service: TheService, session_id: SessionId, body: ForkBody = _ALL_OF_IT
+    service: TheService, request: Request, session_id: SessionId, body: ForkBody = _ALL_OF_IT
 ) -> Response:
-    """Branch: a new session that begins as this one does, with tokens of its own after it.
+    """Branch: a new session that begins as this one does, with steps of its own after it.
 
-    It never waits for what this session is doing. If its tokens are refused there is no branch.
+    It never waits for what this session is doing. If a step is refused there is no branch. Whoever
+    says something of its steps (replay, interventions, points and the like) is told of each.
     """
-    engine, life = service.engine, ExitStack()
+    engine, config = service.engine, service.facts.config
+    report = report_of(body, form_of(request, stream=body.stream), config)
     check_token_ids(body, engine.tokenizer)
-    with blaming("at", LengthOutOfRange):  # before a text costs anything
-        engine.admission.branch(session_id, at=body.at, past_length=body.past_length)
+    plan = await plan_of(body.interventions, config)
+    branch = _branch(service, session_id, body)  # before a text costs anything
+    check_masks(plan, branch.begin.past_length)
     with engine.using(session_id):
-        token_ids = await token_ids_of(body, engine.tokenizer)
-    command = Fork(
-        session_id=session_id,
-        at=body.at,
-        past_length=body.past_length,
-        token_ids=token_ids,
-        ttl_seconds=body.ttl_seconds,
-        metadata=body.metadata,
-    )
+        command = Fork(
+            session_id=session_id,
+            at=body.at,
+            past_length=body.past_length,
+            replay=body.replay,
+            keep_edits=body.edits == "keep",
+            token_ids=await token_ids_of(body, engine.tokenizer),
+            interventions=await resolve(service, plan),
+            capture=report.capture,
+            ttl_seconds=body.ttl_seconds,
+            metadata=body.metadata,
+        )
+
+    def begin(limit: ReplyLimit | None) -> Reply:
+        with blaming("at", LengthOutOfRange), blaming(body.given or "at"):
+            return engine.fork(replace(command, reply_limit=limit))
+
+    if body.is_about_steps:
+        report = report.with_edits([*plan, *_most_edited(branch, body)])
+        return answer_steps(service, session_id, report, begin, opens=True)
+    return _new_session(service, session_id, begin)
+
+
+def _branch(service: Service, session_id: str, body: ForkBody) -> Branch:
+    with blaming("at", LengthOutOfRange):
+        return service.engine.admission.branch(
+            session_id, at=body.at, replay=body.replay, past_length=body.past_length
+        )
+
+
+def _most_edited(branch: Branch, body: ForkBody) -> StepEdits:
+    """Of the replayed steps, the edits of the one that keeps the most."""
+    return max(branch.tail_edits.values(), key=len, default=()) if body.edits == "keep" else ()
+
+
+def _new_session(
+    service: Service, parent_id: str, begin: Callable[[ReplyLimit | None], Reply]
+) -> Response:
+    """The session alone."""
+    engine, life = service.engine, ExitStack()
 
     async def work() -> dict[str, Any]:
-        life.enter_context(engine.using(session_id))
-        with blaming("at", LengthOutOfRange), blaming(body.given or "at"):
-            view = await engine.fork(command)
-        life.enter_context(engine.using(view.session.id))
-        return service.wire.session(view)
+        life.enter_context(engine.using(parent_id))
+        async with begin(None) as reply:
+            session = (await reply.result()).session
+        life.enter_context(engine.using(session.id))
+        return service.wire.session(engine.view_of(session))
 
     return json_when_done(service, work, life, status=201)

@@ -8,11 +8,15 @@ from engine.commands import Append, Generate, ReplyLimit
 from engine.reply import Reply
 from model.sampling import Sampling
 from server.answers import Steps, documented
-from server.desk import Route, SessionId, TheService, answer_steps, form_of
+from server.desk import Route, SessionId, TheService, form_of
 from server.errors import blaming
+from server.fields import MAX_INT
 from server.host import Service
 from server.inputs import Report, check_token_ids, report_of, token_ids_of
-from server.schemas import MAX_INT, AppendBody, GenerateBody, Reporting
+from server.interventions.plan import check_masks, plan_of
+from server.interventions.values import resolve
+from server.replies import answer_steps
+from server.schemas import AppendBody, GenerateBody, Reporting
 
 router = APIRouter(prefix="/v1/sessions", tags=["steps"], route_class=Route)
 
@@ -27,9 +31,12 @@ async def append(
     engine = service.engine
     report = _report(service, request, body)
     check_token_ids(body, engine.tokenizer)
-    engine.admission.free(session_id, past_length=body.past_length)  # before a text costs anything
+    plan = await plan_of(body.interventions, service.facts.config)
+    session = engine.admission.free(session_id, past_length=body.past_length)  # all that is cheap
+    check_masks(plan, session.past_length)
     with engine.using(session_id):
         token_ids = await token_ids_of(body, engine.tokenizer)
+        interventions = await resolve(service, plan)
 
     def begin(limit: ReplyLimit | None) -> Reply:
         command = Append(
@@ -37,6 +44,7 @@ async def append(
             token_ids=token_ids,
             past_length=body.past_length,
             prepend_bos=body.prepend_bos,
+            interventions=interventions,
             capture=report.capture,
             reply_limit=limit,
             atomic=not report.form.streams,
@@ -44,7 +52,7 @@ async def append(
         with blaming(body.given or "prompt"):
             return engine.append(command)
 
-    return answer_steps(service, session_id, report, begin)
+    return answer_steps(service, session_id, report.with_edits(plan), begin)
 
 
 @router.post("/{session_id}/generate", **documented(Steps, streams=True))
@@ -55,9 +63,15 @@ async def generate(
     body: GenerateBody = _NOTHING_SAID,
 ) -> Response:
     """Step tokens that the server samples."""
+    engine = service.engine
     report = _report(service, request, body)
     with blaming("stop_token_ids"):
-        service.engine.tokenizer.check_ids(body.stop_token_ids)
+        engine.tokenizer.check_ids(body.stop_token_ids)
+    plan = await plan_of(body.interventions, service.facts.config)
+    session = engine.admission.free(session_id, past_length=body.past_length)
+    check_masks(plan, session.past_length)
+    with engine.using(session_id):
+        interventions = await resolve(service, plan)
 
     def begin(limit: ReplyLimit | None) -> Reply:
         command = Generate(
@@ -68,14 +82,15 @@ async def generate(
             stop=tuple(body.stop),
             stop_token_ids=frozenset(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
+            interventions=interventions,
             capture=report.capture,
             reply_limit=limit,
             atomic=not report.form.streams,
         )
         with blaming("max_tokens"):
-            return service.engine.generate(command)
+            return engine.generate(command)
 
-    return answer_steps(service, session_id, report, begin)
+    return answer_steps(service, session_id, report.with_edits(plan), begin)
 
 
 def _report(service: Service, request: Request, body: Reporting) -> Report:

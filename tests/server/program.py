@@ -39,13 +39,13 @@ class Program:
         told = self.client.get(f"/v1/sessions/{session_id}").raise_for_status().json()
         return int(told["past_length"])
 
-    def ask_raw(self, path: str, **body: Any) -> socket.socket:
+    def ask_raw(self, path: str, *, accept: str = "*/*", **body: Any) -> socket.socket:
         """A POST whose answer nobody reads yet."""
         content = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self.port))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(content)}\r\n\r\n"
+        head += f"Accept: {accept}\r\nContent-Length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
         return connection
 

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +13,12 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI
+from torch import Tensor
 
 from cache.accounting import KV
 from embedding.tables import EmbeddingTables
 from engine.protocol import Model
-from model.batch import Captured, Row
+from model.batch import Captured, Floats, Row
 from model.config import GPT2Config
 from server.app import create_app
 from server.errors import Loading
@@ -104,6 +105,10 @@ class Gated:
     def dtype(self) -> str:
         return self._model.dtype
 
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        return self._model.parameters
+
     def close(self) -> None:
         """From now on each pass needs an `allow`."""
         self.gated = True
@@ -126,8 +131,8 @@ class Gated:
     def look_up(self, row: Row) -> Captured:
         return self._model.look_up(row)
 
-    def logits(self, wanted: Sequence[tuple[KV, int]]) -> npt.NDArray[np.float32]:
-        return self._model.logits(wanted)
+    def logits(self, wanted: Sequence[tuple[KV, int]], hidden: Floats | None = None) -> Floats:
+        return self._model.logits(wanted, hidden)
 
 
 class GatedLoader:

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
 from engine.events import StepRecord
-from server.negotiation import EncodingFormat
-from server.wire import Wire
+from server.negotiation import Form
+from server.wire import Message, Wire
+from tests.server.decoding import STREAMS, accepting, told
 from tests.server.gating import begin, gated, steps_scope, until_busy, until_idle
-from tests.server.hand import http_scope, sse, until
+from tests.server.hand import http_scope, until
 
 
 def test_x01_a_second_mutation_is_busy_and_a_read_is_not() -> None:
@@ -39,21 +39,22 @@ def test_x01_a_second_mutation_is_busy_and_a_read_is_not() -> None:
     asyncio.run(main())
 
 
-def test_x02_delete_ends_a_running_stream() -> None:
+@pytest.mark.parametrize("form", STREAMS)
+def test_x02_delete_ends_a_running_stream(form: Form) -> None:
     async def main() -> None:
         async with gated() as (server, model):
             session_id = await server.open(token_ids=[1])
             model.close()
-            scope = steps_scope(session_id, "generate", accept="text/event-stream")
+            scope = steps_scope(session_id, "generate", accept=form.value)
             hand, request = begin(server, scope, max_tokens=100)
             model.allow()
-            await hand.until_body_has(b'"index":0')
+            await until(lambda: hand.body != b"")
             deleted = asyncio.create_task(server.client.delete(f"/v1/sessions/{session_id}"))
             await asyncio.sleep(0.01)
             model.open()
             assert (await deleted).status_code == 200
             await request
-            last = json.loads(sse(hand.body)[-1])
+            last = told(form, hand.body)[-1].record
             assert last["error"]["code"] == "session_deleted"
             assert (await server.client.get(f"/v1/sessions/{session_id}")).status_code == 404
 
@@ -78,7 +79,7 @@ def test_record_n_arrives_before_step_n_plus_1_is_computed() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
+@pytest.mark.parametrize("accept", [*(form.value for form in STREAMS), "*/*"])
 def test_s01_s02_a_client_that_leaves_frees_the_session(accept: str) -> None:
     async def main() -> None:
         async with gated() as (server, model):
@@ -87,7 +88,7 @@ def test_s01_s02_a_client_that_leaves_frees_the_session(accept: str) -> None:
             hand, request = begin(server, steps_scope(session_id, "generate", accept=accept))
             model.allow(3)
             if accept != "*/*":
-                await hand.until_body_has(b'"index":0')
+                await until(lambda: hand.body != b"")
             await until_busy(server, session_id)
             hand.disconnect()
             await request
@@ -127,11 +128,13 @@ def test_s09_a_fault_in_the_model_is_told_and_undone() -> None:
             model.fails = True
             plain = await server.post(path, token_ids=[2])
             assert (plain.status_code, plain.json()["error"]["code"]) == (500, "internal_error")
-            streamed = await server.post(path, token_ids=[2], stream=True)
-            last = json.loads(sse(streamed.content)[-1])
-            assert last["error"]["code"] == "internal_error"
-            assert last["session"]["past_length"] == 1
-            assert b"[DONE]" not in streamed.content
+            for form in STREAMS:
+                body, headers = {"token_ids": [2]}, accepting(form)
+                streamed = await server.client.post(path, json=body, headers=headers)
+                (last,) = told(form, streamed.content)
+                assert last.record["error"]["code"] == "internal_error"
+                assert last.record["session"]["past_length"] == 1
+                assert b"[DONE]" not in streamed.content
             model.fails = False
             assert (await server.post(path, token_ids=[2])).status_code == 200
             assert await server.length(session_id) == 2
@@ -139,29 +142,30 @@ def test_s09_a_fault_in_the_model_is_told_and_undone() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("form", STREAMS)
 def test_s09_a_fault_in_sending_ends_the_work_and_tells_the_true_length(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, form: Form
 ) -> None:
     record = Wire.record
 
-    def broken(self: Wire, step: StepRecord, encoding: EncodingFormat) -> dict[str, Any]:
+    def broken(self: Wire, step: StepRecord) -> Message:
         if step.index == 1:
             raise RuntimeError("secret")
-        return record(self, step, encoding)
+        return record(self, step)
 
     async def main() -> None:
         async with gated() as (server, model):
             session_id = await server.open(token_ids=[1])
             model.close()
-            scope = steps_scope(session_id, "generate", accept="text/event-stream")
+            scope = steps_scope(session_id, "generate", accept=form.value)
             hand, request = begin(server, scope, ignore_eos=True)
             model.allow(2)  # the third pass waits at the gate before it can hear of the fault
-            await hand.until_body_has(b'"index":0')
+            await until(lambda: hand.body != b"")
             await asyncio.sleep(0.05)
             assert not request.done(), "the length is told when it is final"
             model.open()
             await request
-            last = json.loads(sse(hand.body)[-1])
+            last = told(form, hand.body)[-1].record
             assert last["error"]["code"] == "internal_error"
             assert b"secret" not in hand.body
             assert b"[DONE]" not in hand.body
@@ -216,16 +220,17 @@ def test_a_full_queue_and_too_many_sessions_are_429() -> None:
     asyncio.run(main())
 
 
-def test_s11_draining_ends_streams_and_refuses_work() -> None:
+@pytest.mark.parametrize("form", STREAMS)
+def test_s11_draining_ends_streams_and_refuses_work(form: Form) -> None:
     async def main() -> None:
         async with gated(grace_seconds=0.2) as (server, model):
             session_id = await server.open(token_ids=[1])
             idle_id = await server.open(token_ids=[1])
             model.close()
-            scope = steps_scope(session_id, "generate", accept="text/event-stream")
+            scope = steps_scope(session_id, "generate", accept=form.value)
             hand, request = begin(server, scope)
             model.allow()
-            await hand.until_body_has(b'"index":0')
+            await until(lambda: hand.body != b"")
             drain = asyncio.create_task(server.host.drain())
             await asyncio.sleep(0)
             for path in ("/ready", f"/v1/sessions/{idle_id}/generate", "/v1/sessions"):
@@ -239,7 +244,7 @@ def test_s11_draining_ends_streams_and_refuses_work() -> None:
             model.open()
             await drain
             await request
-            last = json.loads(sse(hand.body)[-1])
+            last = told(form, hand.body)[-1].record
             assert last["error"]["code"] == "shutting_down"
             assert last["session"]["past_length"] == await server.length(session_id)
 
@@ -264,7 +269,7 @@ def test_s05_health_answers_while_large_texts_and_prefills_run() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
+@pytest.mark.parametrize("accept", [*(form.value for form in STREAMS), "*/*"])
 def test_m01_no_room_is_a_503_before_the_first_byte(accept: str) -> None:
     """The budget holds one full session, and another one is at work in it."""
 

@@ -25,11 +25,9 @@ from server.errors import (
     Blamed,
     InvalidRequest,
     blaming,
-    http_problem,
-    problem,
     row_of,
-    validation_problem,
 )
+from server.problems import http_problem, problem, validation_problem
 from sessions.errors import LengthOutOfRange, LogError, SessionError, SessionNotFound
 
 
@@ -48,7 +46,8 @@ def test_every_error_has_a_line_or_is_a_fault_on_purpose(leaf: type[Exception]) 
 
 def test_refusals_are_no_faults() -> None:
     for leaf in _leaves(Refused):
-        assert TABLE[leaf].status < 500 or TABLE[leaf].retry_after
+        row = TABLE[leaf]
+        assert row.status < 500 or row.status == 507 or row.retry_after
 
 
 def test_busy_full_and_unavailable_say_when_to_come_back() -> None:
@@ -127,6 +126,17 @@ def test_blaming_can_be_about_another_kind_of_error() -> None:
     assert (told["code"], told["param"], told["past_length"]) == ("invalid_request", "at", 5)
 
 
+def test_blaming_a_place_in_a_list_names_it() -> None:
+    with pytest.raises(Blamed) as raised, blaming("interventions", UnknownPoint, place="[2]"):
+        raise UnknownPoint("zz", nearest=["z"])
+    told = problem(raised.value).error
+    assert told["message"].startswith("interventions[2]: unknown point 'zz'")
+    assert (told["code"], told["param"]) == ("unknown_point", "interventions")
+    with pytest.raises(Blamed) as raised, blaming("x", RuntimeError, place="[2]"):
+        raise RuntimeError("secret prompt")
+    assert b"secret" not in problem(raised.value).body
+
+
 def test_the_servers_own_errors_name_their_field() -> None:
     assert problem(InvalidRequest("no", param="after")).error["param"] == "after"
 
@@ -146,6 +156,13 @@ def test_validation_errors_name_field_and_index_but_no_value() -> None:
     assert told.error["param"] == "token_ids"
     assert told.error["code"] == "invalid_request"
     assert b"secret" not in told.body
+
+
+def test_what_is_wrong_inside_a_field_is_that_fields_fault() -> None:
+    line = {"loc": ("body", "interventions", 3), "msg": "unknown field x", "type": "unknown_field"}
+    told = validation_problem([{**line, "ctx": {"param": "x"}}])
+    assert told.error["param"] == "interventions"
+    assert told.error["message"] == "interventions[3]: unknown field x"
 
 
 def test_a_name_that_is_no_unicode_can_be_told() -> None:

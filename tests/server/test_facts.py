@@ -1,7 +1,10 @@
 """Tokens, models, capabilities, probes, OpenAPI."""
 
-from server import answers
+from typing import get_args
+
+from server import model_answers as answers
 from server.settings import Settings
+from sessions.edits import Op
 from tests.server.serving import Serving, error_of, served
 
 
@@ -47,6 +50,23 @@ async def test_models_and_capabilities(server: Serving) -> None:
     assert set(told["kv"]) == set(answers.KVBytes.model_fields)
     assert told["kv"]["bytes_per_token"] == 2 * 2 * 32 * 4
     assert told["limits"]["max_body_bytes"] == Settings().max_body_bytes
+
+
+@served
+async def test_capabilities_say_what_can_be_edited_and_what_costs_more(server: Serving) -> None:
+    told = (await server.client.get("/v1/capabilities")).json()
+    answers.Capabilities.model_validate(told, strict=True)
+    assert told["gradients"] is False
+    editing = told["interventions"]
+    assert tuple(editing["ops"]) == get_args(Op)
+    assert set(told["points"]) - set(editing["points"]) == {"lens.0", "lens.1", "logits"}
+    assert {name.split(".")[0] for name in told["points_that_cost_extra"]} == {
+        "scores",
+        "pattern",
+        "head_out",
+        "lens",
+    }
+    assert told["limits"]["vector_budget"] == Settings().vector_budget
 
 
 @served

@@ -1,4 +1,5 @@
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,18 @@ from model.config import SIZES
 from model.errors import UnknownPoint
 from model.points import Point
 from server.errors import Blamed, InvalidRequest
-from server.inputs import check_token_ids, parse_positions, report_of, token_ids_of
+from server.inputs import (
+    check_token_ids,
+    parse_positions,
+    parse_spans,
+    report_of,
+    split_names,
+    token_ids_of,
+)
 from server.negotiation import Form
 from server.schemas import AppendBody, OpenBody
+from server.wire import dumps, edited_json
+from sessions.edits import Edit, Span, within
 
 TINY = SIZES["tiny"]
 
@@ -38,9 +48,58 @@ def test_positions(text: str, positions: set[int]) -> None:
     "text", ["", "a", "-1", "1:", ":1", "1:1", "2:1", "1024", "0:1025", "1,", "1.0", "١", "9" * 12]
 )
 def test_positions_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        parse_positions(text, 1024)
-    assert raised.value.param == "points_at"
+    for param in ("points_at", "positions"):
+        with pytest.raises(Blamed) as raised:
+            parse_positions(text, 1024, param=param)
+        assert isinstance(raised.value.cause, InvalidRequest)
+        assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("5", ((5, 6),)),
+        ("10:", ((10, None),)),
+        (":3", ((0, 3),)),
+        (":", ((0, None),)),
+        ("7, 2:4 ,4:5", ((2, 5), (7, 8))),
+        ("8:,2:9,20", ((2, None),)),
+        ("3,2,1,0", ((0, 4),)),
+        (",".join(["0:1024"] * 1170), ((0, 1024),)),
+    ],
+)
+def test_spans_are_ordered_and_joined(text: str, spans: tuple[Span, ...]) -> None:
+    assert parse_spans(text, 1024) == spans
+
+
+@pytest.mark.parametrize("text", ["", "-1", "::", "1:2:3", "1024:", ":0", ":1025", "4:4", "1,"])
+def test_spans_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_spans(text, 1024)
+
+
+@given(st.sets(st.integers(0, 63), min_size=1))
+@settings(deadline=None, max_examples=50)
+def test_spans_hold_what_was_named(positions: set[int]) -> None:
+    spans = parse_spans(",".join(map(str, positions)), 64)
+    assert {p for p in range(64) if within(spans, p)} == positions
+    assert all(later[0] > before[1] for before, later in pairwise(spans) if before[1] is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", [""]),
+        ("wte", ["wte"]),
+        ("wte,,z.0", ["wte", "", "z.0"]),
+        ("logits[318,262],z.9[6],ln_f", ["logits[318,262]", "z.9[6]", "ln_f"]),
+        ("a[1,2", ["a[1,2"]),
+        ("a],b", ["a]", "b"]),
+        ("[" + "," * 30_000, ["[" + "," * 30_000]),
+    ],
+)
+def test_commas_in_brackets_belong_to_names(text: str, names: list[str]) -> None:
+    assert split_names(text) == names
 
 
 @given(st.sets(st.integers(0, 1023), min_size=1))
@@ -110,6 +169,17 @@ def test_report_by_default() -> None:
 
 def test_a_stream_has_no_limit_of_bytes() -> None:
     assert report_of(_append(), Form.SSE, TINY).limit(9, lambda _: None) is None
+
+
+def test_edits_take_room_in_every_record() -> None:
+    report = report_of(_append(), Form.JSON, TINY)
+    keys = tuple((2 * i, 2 * i + 1) for i in range(400))
+    edit = Edit(point="scores.0", op="mask", keys=keys)
+    told = len(dumps(edited_json([edit])))
+    larger = report.with_edits([edit])
+    assert larger.bytes_per_record - report.bytes_per_record >= told
+    assert larger.bare_bytes_per_record - report.bare_bytes_per_record >= told
+    assert report.with_edits([]) == report
 
 
 def test_report_as_asked() -> None:

@@ -9,31 +9,27 @@ import pytest
 
 from model.config import SIZES
 from server import answers
+from server.negotiation import Form
 from tests.lively import lively_checkpoint
-from tests.server.hand import sse
+from tests.server.decoding import STREAMS, accepting, same, told
 from tests.server.serving import Serving, error_of, served, serving, vector
-
-SSE = {"accept": "text/event-stream"}
-NDJSON = {"accept": "application/x-ndjson"}
 
 
 @served
 async def test_stream_and_answer_say_the_same(server: Serving) -> None:
-    async def generate(headers: dict[str, str]) -> list[dict[str, Any]]:
+    async def generate(form: Form) -> bytes:
         path = f"/v1/sessions/{await server.open(prompt='Hello')}/generate"
         body = {"max_tokens": 5, "seed": 3, "logprobs": True, "top_logprobs": 2}
-        answer = await server.client.post(path, json=body, headers=headers)
+        answer = await server.client.post(path, json=body, headers=accepting(form))
         assert answer.status_code == 200
-        if headers is SSE:
-            return [json.loads(payload) for payload in sse(answer.content)[:-2]]
-        if headers is NDJSON:
-            return [json.loads(line) for line in answer.text.splitlines()[:-1]]
-        return list(answer.json()["records"])
+        return answer.content
 
-    plain = await generate({})
-    assert await generate(SSE) == plain
-    assert await generate(NDJSON) == plain
-    for record in plain:
+    plain = await generate(Form.JSON)
+    for form in STREAMS:
+        *records, done = told(form, await generate(form))
+        assert same(records, told(Form.JSON, plain))
+        assert done.record["session"]["past_length"] == 6
+    for record in json.loads(plain)["records"]:
         answers.Record.model_validate(record, strict=True)
         assert len(record["top_logprobs"]) == 2
         assert record["logprob"] < 0
@@ -53,11 +49,13 @@ async def test_logprobs_are_null_at_position_0(server: Serving) -> None:
 async def test_n01_logprobs_stay_finite(server: Serving) -> None:
     path = f"/v1/sessions/{await server.open(token_ids=[1])}/generate"
     bias = {str(i): -100 for i in range(10)}
-    body = {"max_tokens": 2, "logprobs": True, "top_logprobs": 20, "top_k": 1}
-    told = (await server.post(path, logit_bias=bias, **body)).json()
-    numbers = [top["logprob"] for r in told["records"] for top in r["top_logprobs"]]
-    assert len(numbers) == 40
-    assert np.isfinite(numbers).all()
+    body = {"max_tokens": 2, "logprobs": True, "top_logprobs": 20, "top_k": 1, "logit_bias": bias}
+    for form in (Form.JSON, *STREAMS):
+        answer = await server.client.post(path, json=body, headers=accepting(form))
+        records = [one.record for one in told(form, answer.content)][:2]
+        numbers = [top["logprob"] for record in records for top in record["top_logprobs"]]
+        assert len(numbers) == 40
+        assert np.isfinite(numbers).all()
 
 
 @served

@@ -4,10 +4,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from server.fields import MAX_IDS, Body
 from server.schemas import (
-    MAX_IDS,
     AppendBody,
-    Body,
     DetokenizeBody,
     EmbedBody,
     ForkBody,
@@ -148,12 +147,6 @@ def test_opening_without_tokens_is_allowed() -> None:
     assert read(OpenBody, "{}").given is None
 
 
-@pytest.mark.parametrize("value", ["[]", "[1]", "{}", "false", "0"])
-def test_interventions_are_refused(value: str) -> None:
-    text = f'{{"prompt": "a", "interventions": {value}}}'
-    assert fault(AppendBody, text)["type"] == "not_supported"
-
-
 def test_top_logprobs_needs_logprobs() -> None:
     assert fault(GenerateBody, '{"top_logprobs": 1}')["ctx"] == {"param": "top_logprobs"}
     assert read(GenerateBody, '{"top_logprobs": 1, "logprobs": true}').top_logprobs == 1
@@ -182,6 +175,44 @@ def test_ttl(model: type[Body], ttl: str) -> None:
 def test_a_fork_is_at_a_length(at: str) -> None:
     assert fault(ForkBody, f'{{"at": {at}}}')["loc"] == ("at",)
     assert read(ForkBody, '{"at": null}') == ForkBody()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"replay": True}, "at"),
+        ({"at": 0, "edits": "drop"}, "edits"),
+        ({"at": 0, "edits": "keep"}, "edits"),
+        ({"at": 0, "replay": False, "points": []}, "points"),
+        ({"points": ["ln_f"], "logprobs": True}, "logprobs"),
+        ({"interventions": []}, "interventions"),
+        ({"points_at": "1"}, "points_at"),
+        ({"encoding_format": "float"}, "encoding_format"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_a_fork_without_steps_says_nothing_of_them(body: dict[str, Any], param: str) -> None:
+    assert fault(ForkBody, json.dumps(body))["ctx"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "with_records"),
+    [
+        ({}, False),
+        ({"at": 3, "past_length": 4, "ttl_seconds": 5, "metadata": {}}, False),
+        ({"token_ids": [1]}, False),
+        ({"token_ids": [1], "points": None, "logprobs": None}, False),
+        ({"token_ids": [1], "points": []}, True),
+        ({"token_ids": [1], "interventions": []}, True),
+        ({"prompt": "a", "stream": False}, True),
+        ({"at": 3, "replay": True}, True),
+        ({"at": 3, "replay": True, "edits": "drop"}, True),
+    ],
+)
+def test_a_fork_of_which_steps_are_told_has_records(
+    body: dict[str, Any], with_records: bool
+) -> None:
+    assert read(ForkBody, json.dumps(body)).is_about_steps == with_records
 
 
 def test_a_large_bad_body_makes_one_error() -> None:

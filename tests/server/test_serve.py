@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from server.cli import run
+from tests.server.decoding import STREAMS, accepting, told
 from tests.server.program import PATIENCE, SERVE, TINY, free_port, program, until
 
 STUCK = (sys.executable, "-m", "tests.server.stuck", *TINY)
@@ -25,16 +26,16 @@ def last_record(lines: Iterator[str]) -> dict[str, Any]:
 def test_s11_k03_sigterm_ends_streams_with_a_record_and_exits_0() -> None:
     with program("--grace-seconds", "0") as server, ExitStack() as streams:
         server.open()  # an idle one
-        body = {"ignore_eos": True, "stream": True, "points": ["logits"]}
-        told = []
-        for _ in range(3):
+        body = {"ignore_eos": True, "points": ["logits"]}
+        parts = []
+        for form in STREAMS:
             path = f"/v1/sessions/{server.open(token_ids=[1])}/generate"
-            response = streams.enter_context(server.client.stream("POST", path, json=body))
-            told.append(response.iter_lines())
-            assert json.loads(next(told[-1]).removeprefix("data: "))["index"] == 0
+            asked = server.client.stream("POST", path, json=body, headers=accepting(form))
+            parts.append(streams.enter_context(asked).iter_raw())
+        begun = [next(part) for part in parts]
         server.process.send_signal(signal.SIGTERM)
-        for lines in told:
-            last = last_record(lines)
+        for form, first, rest in zip(STREAMS, begun, parts, strict=True):
+            last = told(form, first + b"".join(rest))[-1].record
             assert last["error"]["code"] == "shutting_down"
             assert 1 < last["session"]["past_length"] < 1024
         assert server.process.wait(PATIENCE) == 0
@@ -99,15 +100,17 @@ def test_a_second_signal_leaves_at_once() -> None:
 def test_s06_q15_clients_that_do_not_read_or_write_are_given_up() -> None:
     flags = ("--write-timeout", "0.3", "--read-timeout", "0.3", "--reply-buffer-bytes", "1MiB")
     with program(*flags) as server:
-        session_id = server.open(token_ids=[1])
-        path = f"/v1/sessions/{session_id}/generate"
-        with server.ask_raw(path, stream=True, points=["logits"], ignore_eos=True):
-            until(lambda: server.n_requests() == 1)
-            until(lambda: server.n_requests() == 0)
-        length = server.client.get(f"/v1/sessions/{session_id}").json()["past_length"]
-        assert length < 1024, "a row whose client is behind is not scheduled"
-        body = {"token_ids": [7], "past_length": length}
-        assert server.client.post(f"/v1/sessions/{session_id}/append", json=body).is_success
+        for form in STREAMS:
+            session_id = server.open(token_ids=[1])
+            path = f"/v1/sessions/{session_id}/generate"
+            body: dict[str, Any] = {"points": ["logits"], "ignore_eos": True}
+            with server.ask_raw(path, accept=form.value, **body):
+                until(lambda: server.n_requests() == 1)
+                until(lambda: server.n_requests() == 0)
+            length = server.client.get(f"/v1/sessions/{session_id}").json()["past_length"]
+            assert 1 < length < 1024, "a row whose client is behind is not scheduled"
+            body = {"token_ids": [7], "past_length": length}
+            assert server.client.post(f"/v1/sessions/{session_id}/append", json=body).is_success
 
         heads = [b"POST /tokenize HT", b"POST /tokenize HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"]
         for head in heads:

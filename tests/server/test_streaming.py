@@ -1,9 +1,10 @@
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embedding.tokenizer import Tokenizer
@@ -12,9 +13,10 @@ from engine.events import StepRecord
 from model.config import SIZES
 from server.errors import row_of
 from server.negotiation import Form
-from server.streaming import Batch, Ending, JsonAnswer, Pace, RecordStream, Source, steps_json
-from server.wire import Wire
-from tests.server.hand import Hand, http_scope, sse
+from server.streaming import Batch, Ending, Pace, RecordStream, Source, WholeAnswer
+from server.wire import Message, Tensor, Wire
+from tests.server.decoding import STREAMS, told
+from tests.server.hand import Hand, http_scope, sse, until
 from tests.server.serving import facts_about
 
 DONE = Ending({"object": "done"})
@@ -79,19 +81,12 @@ def stream(tokenizer: Tokenizer) -> Callable[..., RecordStream]:
             work.source,
             form=form,
             wire=Wire(tokenizer, facts),
-            encoding="float",
+            encoding="base64",
             pace=Pace(**times),
             life=work.life,
         )
 
     return make
-
-
-def answer(work: Callable[[], Coroutine[Any, Any, bytes]], status: int = 200) -> JsonAnswer:
-    async def parts() -> list[bytes]:
-        return [await work()]
-
-    return JsonAnswer(parts, life=nullcontext(), write_timeout=20, status=status)
 
 
 def test_sse_has_data_lines_then_done_then_done_marker(
@@ -115,21 +110,25 @@ def test_sse_has_data_lines_then_done_then_done_marker(
     assert "content-length" not in hand.headers
 
 
-def test_s13_ndjson_is_one_json_per_line(stream: Callable[..., RecordStream]) -> None:
+@pytest.mark.parametrize("form", STREAMS)
+def test_s13_text_comes_back_exactly(stream: Callable[..., RecordStream], form: Form) -> None:
     async def main() -> Hand:
         hand = Hand()
-        work = Work(Batch([record(0, "\r\n\u2028\u0085\0")]), DONE)
-        await hand.run(stream(work, Form.NDJSON), http_scope())
+        work = Work(Batch([record(0, '\r\n\u2028\u0085\0"\\')]), DONE)
+        await hand.run(stream(work, form), http_scope())
         return hand
 
     hand = asyncio.run(main())
-    first, last = hand.body.decode().splitlines()
-    assert json.loads(first)["text"] == "\r\n\u2028\u0085\0"
-    assert json.loads(last) == {"object": "done"}
-    assert hand.headers["content-type"] == "application/x-ndjson"
+    first, last = told(form, hand.body)
+    assert first.record["text"] == '\r\n\u2028\u0085\0"\\'
+    assert last.record == {"object": "done"}
+    assert hand.headers["content-type"].partition(";")[0] == form.value
+    assert hand.headers["cache-control"] == "no-store"
+    if form is not Form.FRAMES:
+        assert len(hand.body.decode().splitlines()) == {Form.NDJSON: 2, Form.SSE: 6}[form]
 
 
-@pytest.mark.parametrize("form", [Form.SSE, Form.NDJSON])
+@pytest.mark.parametrize("form", STREAMS)
 @pytest.mark.parametrize("n_records", [0, 1])
 @pytest.mark.parametrize("fault", [FAILED, RuntimeError("secret")])
 def test_s09_a_fault_is_one_error_record_and_no_done_marker(
@@ -142,10 +141,10 @@ def test_s09_a_fault_is_one_error_record_and_no_done_marker(
         return hand
 
     hand = asyncio.run(main())
-    payloads = sse(hand.body) if form is Form.SSE else hand.body.decode().splitlines()
-    assert len(payloads) == n_records + 1
-    assert json.loads(payloads[-1])["error"]["code"] == "internal_error"
-    assert json.loads(payloads[-1])["session"] == {"past_length": 7}
+    *records, last = told(form, hand.body)
+    assert len(records) == n_records
+    assert last.record["error"]["code"] == "internal_error"
+    assert last.record["session"] == {"past_length": 7}
     assert b"[DONE]" not in hand.body
     assert b"secret" not in hand.body
     assert hand.complete
@@ -205,8 +204,9 @@ def test_s04_a_client_that_leaves_ends_the_work(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("form", STREAMS)
 def test_s06_a_client_that_does_not_read_is_given_up(
-    stream: Callable[..., RecordStream],
+    stream: Callable[..., RecordStream], form: Form
 ) -> None:
     aborted = []
 
@@ -214,7 +214,7 @@ def test_s06_a_client_that_does_not_read_is_given_up(
         hand, work = Hand(write_blocks=True), Work(Batch([record(0)]))
         abort = {"stepscope.abort": {"abort": lambda: aborted.append(True)}}
         scope = http_scope(extensions=abort)
-        await hand.run(stream(work, write_timeout=0.01), scope)
+        await hand.run(stream(work, form, write_timeout=0.01), scope)
         assert work.left.is_set()
 
     asyncio.run(main())
@@ -230,7 +230,7 @@ def test_an_answer_holds_its_life_until_its_last_byte_is_sent(
 
     async def main() -> None:
         hand, work = Hand(write_blocks=True), Work(Batch([record(0)]), DONE)
-        plain = JsonAnswer(body, life=work.life, write_timeout=20)
+        plain = WholeAnswer(body, life=work.life, write_timeout=20)
         app = stream(work) if streams else plain
         request = asyncio.create_task(hand.run(app, http_scope()))
         await asyncio.sleep(0.01)
@@ -243,7 +243,7 @@ def test_an_answer_holds_its_life_until_its_last_byte_is_sent(
     asyncio.run(main())
 
 
-def test_a_silent_sse_stream_is_pinged_and_ndjson_is_not(
+def test_a_silent_sse_stream_is_pinged_and_no_other_is(
     stream: Callable[..., RecordStream],
 ) -> None:
     async def main(form: Form) -> Hand:
@@ -253,7 +253,7 @@ def test_a_silent_sse_stream_is_pinged_and_ndjson_is_not(
         if form is Form.SSE:
             await hand.until_body_has(b": ping\n\n: ping\n\n")
         else:
-            await hand.until_body_has(b'"index":0')
+            await until(lambda: bool(hand.body))
             await asyncio.sleep(0.05)
         work.pieces.put_nowait(DONE)
         await request
@@ -261,7 +261,43 @@ def test_a_silent_sse_stream_is_pinged_and_ndjson_is_not(
 
     pinged = asyncio.run(main(Form.SSE))
     assert json.loads(sse(pinged.body)[0])["index"] == 0
-    assert b"ping" not in asyncio.run(main(Form.NDJSON)).body
+    for form in (Form.NDJSON, Form.FRAMES):
+        assert b"ping" not in asyncio.run(main(form)).body
+
+
+def test_a_large_record_is_written_in_slices_without_a_ping_in_it(
+    stream: Callable[..., RecordStream],
+) -> None:
+    """Each slice has the write timeout to itself, so that a slow reader is not given up."""
+
+    async def main() -> Hand:
+        hand = Hand()
+        work = Work(Batch([record(0, "x" * 2_000_000)]), DONE)
+        await hand.run(stream(work, ping_seconds=0.0001), http_scope())
+        return hand
+
+    hand = asyncio.run(main())
+    assert max(len(message.get("body", b"")) for message in hand.sent) <= 256 * 1024
+    one = b'"text":"' + b"x" * 2_000_000 + b'"'
+    assert one in hand.body
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_what_is_no_step_streams_too(stream: Callable[..., RecordStream], form: Form) -> None:
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    async def main() -> Hand:
+        hand = Hand()
+        grid = Message({"object": "grid"}, {"a": Tensor(numbers, ("x", "y"))})
+        await hand.run(
+            stream(Work(Batch([Message({"object": "progress"}), grid]), DONE), form), http_scope()
+        )
+        return hand
+
+    progress, grid, done = told(form, asyncio.run(main()).body)
+    assert [one.record["object"] for one in (progress, grid, done)] == ["progress", "grid", "done"]
+    assert progress.points == {}
+    assert grid.points["a"].tolist() == numbers.tolist()
 
 
 @pytest.mark.parametrize("bytes_per_record", [600, 40_000, 200_000])
@@ -279,100 +315,3 @@ def test_records_are_written_in_bounded_pieces_in_order(
     assert [payload["index"] for payload in payloads[:-1]] == list(range(300))
     n_writes = sum(m["type"] == "http.response.body" for m in hand.sent)
     assert n_writes >= min(300, 300 * bytes_per_record // (64 * 1024))
-
-
-def test_json_answer_is_whole() -> None:
-    async def work() -> bytes:
-        return b"x" * 1_000_000
-
-    async def main() -> Hand:
-        hand = Hand()
-        await hand.run(answer(work, status=201), http_scope())
-        return hand
-
-    hand = asyncio.run(main())
-    assert hand.status == 201
-    assert hand.headers["content-length"] == "1000000"
-    assert hand.body == b"x" * 1_000_000
-    assert len(hand.sent) > 3
-
-
-def test_the_end_of_an_answer_is_not_taken_for_a_client_that_left() -> None:
-    """uvicorn's `receive` says disconnect when the response is complete, too."""
-    aborted = []
-
-    async def work() -> bytes:
-        return b"x"
-
-    async def main() -> None:
-        abort = {"stepscope.abort": {"abort": lambda: aborted.append(True)}}
-        scope = http_scope(extensions=abort)
-        for _ in range(20):
-            await Hand().run(answer(work), scope)
-
-    asyncio.run(main())
-    assert not aborted
-
-
-def test_s02_a_plain_answer_is_cancelled_when_its_client_leaves() -> None:
-    async def main() -> Hand:
-        hand, ended = Hand(), asyncio.Event()
-
-        async def work() -> bytes:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            raise AssertionError
-
-        request = asyncio.create_task(hand.run(answer(work), http_scope()))
-        hand.disconnect()
-        await request
-        assert ended.is_set()
-        return hand
-
-    assert asyncio.run(main()).sent == []
-
-
-def test_an_outer_cancellation_is_no_disconnect() -> None:
-    async def main() -> None:
-        hand, ended = Hand(), asyncio.Event()
-
-        async def work() -> bytes:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            raise AssertionError
-
-        request = asyncio.create_task(hand.run(answer(work), http_scope()))
-        await asyncio.sleep(0.01)
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        assert ended.is_set()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("n_records", [0, 1, 3])
-@pytest.mark.parametrize("tail", [{}, {"usage": {"steps": 3}}])
-@pytest.mark.parametrize("bytes_per_record", [600, 200_000])
-def test_steps_json_is_json(
-    tokenizer: Tokenizer, n_records: int, tail: dict[str, Any], bytes_per_record: int
-) -> None:
-    facts = facts_about(SIZES["tiny"])
-    parts = asyncio.run(
-        steps_json(
-            {"object": "steps"},
-            [record(i) for i in range(n_records)],
-            tail,
-            wire=Wire(tokenizer, facts),
-            encoding="base64",
-            bytes_per_record=bytes_per_record,
-        )
-    )
-    told = json.loads(b"".join(parts))
-    assert told["object"] == "steps"
-    assert [r["index"] for r in told["records"]] == list(range(n_records))
-    assert set(told) == {"object", "records", *tail}

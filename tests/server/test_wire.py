@@ -1,21 +1,33 @@
 import base64
+import hashlib
 import json
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedding.tokenizer import Tokenizer
 from engine.events import StepRecord, TopLogprob
+from engine.views import SessionView
 from model.config import SIZES, GPT2Config
-from model.points import Point
-from server.answers import Record
-from server.negotiation import EncodingFormat
-from server.wire import Wire, dumps, record_bytes, tensor_json
+from model.points import Point, all_points
+from server.answers import Record, SessionState
+from server.framing import framing_of
+from server.negotiation import EncodingFormat, Form
+from server.wire import Wire, dumps, record_bytes, session_json, tensor_json
+from sessions.edits import Edit, Value
+from sessions.session import Session
 from tests.server.serving import facts_about
 
 TINY = SIZES["tiny"]
+ENCODINGS: list[EncodingFormat] = ["base64", "float"]
+WRITERS = {
+    (form, encoding): framing_of(form, encoding).encode
+    for form in (Form.SSE, Form.NDJSON)
+    for encoding in ENCODINGS
+} | {(Form.FRAMES, "base64"): framing_of(Form.FRAMES, "base64").encode}
 
 
 def wire(tokenizer: Tokenizer, config: GPT2Config = TINY) -> Wire:
@@ -65,7 +77,7 @@ def test_record_has_exactly_the_documented_fields(
         finish_reason="stop",
         stop_reason=198,
     )
-    told = json.loads(dumps(wire(tokenizer).record(record, encoding)))
+    told = json.loads(wire(tokenizer).record(record).json(encoding))
     assert set(told) == set(Record.model_fields)
     Record.model_validate(told, strict=True)
     assert told["past_length"] == 8
@@ -81,11 +93,70 @@ def test_record_has_exactly_the_documented_fields(
 
 
 def test_record_without_logprobs_says_null(tokenizer: Tokenizer) -> None:
-    told = wire(tokenizer).record(StepRecord(index=0, position=0, token_id=0, text="!"), "float")
+    record = StepRecord(index=0, position=0, token_id=0, text="!")
+    told = json.loads(wire(tokenizer).record(record).json("float"))
     assert told["logprob"] is None
     assert told["top_logprobs"] is None
     assert told["points"] == {}
-    assert told["edited"] is False
+    assert told["edited"] == []
+
+
+def test_a_record_lists_its_edits_without_their_numbers(tokenizer: Tokenizer) -> None:
+    value = Value((2,), np.array([1, 2], dtype="<f4").tobytes())
+    edits = (
+        Edit(point="resid_post.1", op="add", value=value, scale=4.0),
+        Edit(point="z.1[0]", op="scale", scale=0.0),
+        Edit(point="ln_f", op="replace", value=value),
+        Edit(point="scores.0[1]", op="mask", keys=((0, 1), (3, 5), (7, None))),
+    )
+    record = StepRecord(index=0, position=9, token_id=0, text="!", edits=edits)
+    told = json.loads(wire(tokenizer).record(record).json("base64"))
+    Record.model_validate(told, strict=True)
+    sha256 = hashlib.sha256(value.data).hexdigest()
+    nothing = {"scale": None, "keys": None, "sha256": None}
+    assert told["edited"] == [
+        {**nothing, "point": "resid_post.1", "op": "add", "scale": 4.0, "sha256": sha256},
+        {**nothing, "point": "z.1[0]", "op": "scale", "scale": 0.0},
+        {**nothing, "point": "ln_f", "op": "replace", "sha256": sha256},
+        {**nothing, "point": "scores.0[1]", "op": "mask", "keys": "0,3:5,7:"},
+    ]
+
+
+def test_a_session_counts_its_edited_steps() -> None:
+    twice = (Edit(point="ln_f", op="scale", scale=0.0),) * 2
+    session = Session(
+        id="s", created=1.9, ttl_seconds=9, token_ids=(1, 2, 3), edits={0: twice, 2: twice}
+    )
+    told = session_json(SessionView(session, 10.9, "resident"), facts_about(TINY))
+    SessionState.model_validate(told, strict=True)
+    assert (told["edits"], told["past_length"], told["remaining"]) == (2, 3, 1021)
+
+
+def test_n01_what_is_not_finite_is_null_as_float_and_itself_in_bytes() -> None:
+    array = np.array([[1.5, -np.inf, np.nan]], dtype=np.float32)
+    as_floats = json.loads(dumps(tensor_json(array, ("n_head", "key"), "float")))
+    assert as_floats["data"] == [[1.5, None, None]]
+    as_base64 = tensor_json(array, ("n_head", "key"), "base64")
+    assert base64.b64decode(as_base64["data"]) == array.tobytes()
+
+
+def test_the_shape_and_axes_of_every_point_are_told(tokenizer: Tokenizer) -> None:
+    position = 3
+    points = (*all_points(TINY), Point("z", 1, (1,)), Point("logits", None, (318, 262)))
+    record = filled(points, TINY, position)
+    message = wire(tokenizer).record(record)
+    for encoding in ENCODINGS:
+        told = json.loads(message.json(encoding))["points"]
+        assert list(told) == [str(point) for point in points]
+        for point in points:
+            tensor = told[str(point)]
+            assert tensor["shape"] == list(point.shape(TINY, position)), point
+            assert tensor["axes"] == list(point.axes)
+            assert len(tensor["axes"]) == len(tensor["shape"])
+    assert told["lens.0"]["shape"] == [2, 10]
+    assert told["ln_f_scale"]["shape"] == [1]
+    assert told["scores.0"]["shape"] == [2, 4]
+    assert told["z.1[1]"]["shape"] == [1, 16]
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +181,42 @@ def test_the_estimate_of_a_records_bytes_is_from_above_for_any_token(
         finish_reason="length",
         stop_reason=longest,
     )
-    n_bytes = len(dumps(wire(tokenizer).record(record, "base64")))
+    message = wire(tokenizer).record(record)
     estimate = record_bytes((), TINY, "base64", n_logprobs=n_logprobs)
-    assert n_bytes <= estimate <= 2 * n_bytes
+    for write in WRITERS.values():
+        assert len(write(message)) <= estimate <= 2 * len(write(message))
 
 
-@pytest.mark.parametrize(("encoding", "slack"), [("base64", 1.1), ("float", 1.6)])
+@pytest.mark.parametrize("number", [None, -1.1754944e-38])
+@pytest.mark.parametrize("points", ["resid_post.*", "*", "units"])
 def test_the_estimate_of_a_records_bytes_is_from_above_for_any_number(
-    tokenizer: Tokenizer, encoding: EncodingFormat, slack: float
+    tokenizer: Tokenizer, points: str, number: float | None
 ) -> None:
-    config = SIZES["gpt2"]
-    points = tuple(Point("resid_post", layer) for layer in range(config.n_layer))
-    normal = np.random.default_rng(0).standard_normal((12, 768), dtype=np.float32)
-    longest = np.full((12, 768), -1.1754944e-38, dtype=np.float32)
-    for rows in (normal, longest):
-        record = StepRecord(
-            index=0, position=0, token_id=0, text="!", points=dict(zip(points, rows, strict=True))
-        )
-        n_bytes = len(dumps(wire(tokenizer, config).record(record, encoding)))
-        assert n_bytes <= record_bytes(points, config, encoding) <= slack * n_bytes
+    config = TINY if points == "*" else SIZES["gpt2"]
+    chosen = {
+        "resid_post.*": tuple(Point("resid_post", layer) for layer in range(config.n_layer)),
+        "*": tuple(p for p in all_points(config) if p.name != "logits"),
+        "units": (Point("logits", None, tuple(range(10_000, 11_000))), Point("z", 3, (0,))),
+    }[points]
+    record = filled(chosen, config, config.n_ctx - 1, number)
+    message = wire(tokenizer, config).record(record)
+    for (form, encoding), write in WRITERS.items():
+        n_bytes, estimate = len(write(message)), record_bytes(chosen, config, encoding)
+        assert n_bytes <= estimate, (form, encoding)
+        assert estimate <= 2.5 * n_bytes, (form, encoding)
+
+
+def filled(
+    points: tuple[Point, ...], config: GPT2Config, position: int, number: float | None = None
+) -> StepRecord:
+    """A record whose points hold `number`, or normal ones."""
+    rng = np.random.default_rng(0)
+
+    def array(point: Point) -> npt.NDArray[np.float32]:
+        shape = point.shape(config, position)
+        if number is None:
+            return rng.standard_normal(shape, dtype=np.float32)
+        return np.full(shape, number, dtype=np.float32)
+
+    arrays = {point: array(point) for point in points}
+    return StepRecord(index=0, position=position, token_id=0, text="!", points=arrays)
