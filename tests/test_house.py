@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "server": {"embedding", "cache", "sessions", "model", "engine"},
 }
 ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn", "httpx", "pydantic", "pydantic_settings"}
-NOT_IN_THE_PRODUCT = {"bench", "tests", "transformers", "ctranslate2"}
+NOT_IN_THE_PRODUCT = {"bench", "tests", "transformers", "transformer_lens", "ctranslate2"}
 COMES_WITH = {"starlette": "fastapi", "pydantic_core": "pydantic"}
 
 LIGHT = [
@@ -39,6 +39,7 @@ LIGHT = [
     "model.batch",
     "model.config",
     "model.errors",
+    "model.names",
     "model.points",
     "model.sampling",
     "sessions.edits",
@@ -46,16 +47,27 @@ LIGHT = [
     "sessions.log",
     "sessions.registry",
     "sessions.session",
+    "engine.branches",
     "engine.commands",
+    "engine.edits",
     "engine.errors",
     "engine.events",
     "engine.generation",
     "engine.limits",
+    "engine.recordings",
     "engine.scheduler",
+    "engine.sight",
+    "engine.studies.bulk",
+    "engine.studies.compare",
+    "engine.studies.sweep",
+    "engine.studies.verify",
     "engine.text",
     "server.cli",
+    "server.fields",
+    "server.interventions.bodies",
     "server.schemas",
     "server.settings",
+    "server.studies.bodies",
 ]
 
 
