@@ -75,8 +75,10 @@ def steered(model: GPT2LMHeadModel, layer: int, addend: Tensor, start: int) -> I
         return output
 
     handle = model.transformer.h[layer].register_forward_hook(hook)
-    yield
-    handle.remove()
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @torch.no_grad()
