@@ -2,7 +2,8 @@
 
 `{l}` stands for the layer and `{last}` for the last one. Every alias was compared with its point
 by value, in TransformerLens 4.3 (a TransformerBridge of a GPT-2 without compatibility mode, with
-`use_attn_result`) and in transformers 5 (eager attention).
+`use_attn_result`) and in transformers 5 (eager attention); but for `attn.qkv.hook_in` and
+`.hook_out`, which never fire there.
 """
 
 import re
