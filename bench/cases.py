@@ -70,11 +70,58 @@ class Serve:
         return f"serve-{self.n_streams}"
 
 
-Case = Decode | Prefill | Rebuild | Serve
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Sessions of `context` tokens generate `n_tokens` each, with internals streamed and without.
+
+    A side that captures nothing, and one for each of `asked` (see `bench.load.points_of`). They
+    take turns; a sample is of one token.
+    """
+
+    name: str
+    asked: tuple[str, ...]
+    n_turns: int
+    engines: tuple[str, ...]
+    n_sessions: int = 16
+    context: int = 128
+    n_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A patching grid, every `resid_pre` at each of `n_tokens` positions. A sample is of one cell.
+
+    What is looked at are two logits after the last token.
+    """
+
+    n_tokens: int
+    engines: tuple[str, ...] = ("alone-float32", "transformers-dynamic-float32")
+    logits: tuple[int, int] = (318, 262)
+
+    @property
+    def name(self) -> str:
+        return f"sweep-{self.n_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Every `resid_post` at the last of `n_tokens` committed positions."""
+
+    n_tokens: int
+    steps: int
+    engines: tuple[str, ...] = ("alone-float32", "transformers-dynamic-float32")
+
+    @property
+    def name(self) -> str:
+        return f"activations-{self.n_tokens}"
+
+
+Case = Decode | Prefill | Rebuild | Serve | Capture | Sweep | Activations
 
 # With everybody, batch 64 at context 900 would take most of 24 GiB; those that are left out copy
 # their cache at every step or read it slowly, and are 2 to 8 times behind at 16x900 already.
 _AT_64X900 = ("stepscope-*", "transformers-static-*", "read-*")
+_STREAMING = ("alone-float32", "http-float32")
 _AT_1023 = ("stepscope-*", "transformers-*", "ctranslate2-*", "llamacpp-float32")  # q8_0: 4 s
 
 CASES: tuple[Case, ...] = (
@@ -92,6 +139,10 @@ CASES: tuple[Case, ...] = (
     Serve(1, 64),
     Serve(16, 64),
     Serve(64, 32),
+    Capture("capture", ("one", "residuals"), 2, (*_STREAMING, "transformers-dynamic-float32")),
+    Capture("capture-all", ("cheap", "all"), 1, _STREAMING, n_tokens=8),
+    Sweep(15),
+    Activations(900, 3),
 )
 
 
@@ -140,6 +191,16 @@ ENGINES: tuple[EngineSpec, ...] = (
     EngineSpec("alone", "bfloat16"),
     EngineSpec("http", "bfloat16"),
 )
+
+
+def side_of(engine: str, side: str) -> str:
+    """What a side of an engine is called; of several words in this order too."""
+    return "+".join(filter(None, (engine, side)))
+
+
+def engine_of(name: str) -> str:
+    """The engine that a side is of."""
+    return name.partition("+")[0]
 
 
 def matching(named: Iterable[N], patterns: Sequence[str]) -> list[N]:

@@ -2,7 +2,8 @@
 
 1. One process per engine (`bench.worker`), all of a case's loaded before its first measurement.
 2. A round calls every engine once on one case; the next round goes in reversed order. A pause
-   before each call lets the last engine's threads go to sleep.
+   before each call lets the last engine's threads go to sleep. Where an engine does a case in
+   several ways ("sides", such as with internals and without), they take turns inside of its call.
 3. Steps during which the machine ran something else are dropped (`bench.samples`). An engine that
    keeps too few has more turns at the end of its round; what is still too few is left out, never
    used raw.
@@ -17,14 +18,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.cases import Case
+from bench.cases import Case, engine_of
 from bench.samples import Sample, clean_median
 from bench.worker import Worker
 
 PAUSE_SECONDS = 0.25
 ATTEMPTS = 3  # turns in one round, at most
 
-Round = Mapping[str, Sequence[Sample]]  # by engine
+Round = Mapping[str, Sequence[Sample]]  # by engine, or side of it
 
 
 @dataclass(slots=True)
@@ -33,6 +34,11 @@ class CaseResult:
 
     case: Case
     rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Who took part."""
+        return list(dict.fromkeys(name for one in self.rounds for name in one))
 
     def medians(self) -> list[dict[str, float]]:
         """Per round, the clean median seconds of each engine that has one."""
@@ -59,20 +65,21 @@ def measure(
 
 
 def _whole_round(case: Case, workers: Sequence[Worker], say: Callable[[str], None]) -> Round:
-    one: dict[str, list[Sample]] = {worker.spec.name: [] for worker in workers}
+    one: dict[str, list[Sample]] = {}
     lacking = list(workers)
     for _ in range(ATTEMPTS):
         for worker in lacking:
-            one[worker.spec.name] += _turn(worker, case)
-        medians = _medians(one)
-        lacking = [worker for worker in workers if worker.spec.name not in medians]
+            for name, samples in _turn(worker, case).items():
+                one.setdefault(name, []).extend(samples)
+        unclear = {engine_of(name) for name in one.keys() - _medians(one).keys()}
+        lacking = [worker for worker in workers if worker.spec.name in unclear]
         if not lacking:
             break
         say(f"{case.name}: too few clean steps of {', '.join(w.spec.name for w in lacking)}")
     return one
 
 
-def _turn(worker: Worker, case: Case) -> list[Sample]:
+def _turn(worker: Worker, case: Case) -> Round:
     time.sleep(PAUSE_SECONDS)
     return worker.measure(case)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cases import EngineSpec
-from model.config import from_huggingface
+from model.config import GPT2Config, from_huggingface
 
 if TYPE_CHECKING:
     from server.loading import Loaded
@@ -43,7 +43,12 @@ def loaded(spec: EngineSpec, directory: Path, n_threads: int) -> "Loaded":
     return load(settings, LoadingProgress())
 
 
+def config_in(directory: Path) -> GPT2Config:
+    """The shape of the weights in `directory`."""
+    return from_huggingface(json.loads((directory / "huggingface" / "config.json").read_text()))
+
+
 def _one_session(directory: Path) -> int:
     """Bytes of float32 keys, values and `ln_f` rows over a whole context."""
-    config = from_huggingface(json.loads((directory / "huggingface" / "config.json").read_text()))
+    config = config_in(directory)
     return config.n_ctx * config.n_embd * (2 * config.n_layer + 1) * 4

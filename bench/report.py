@@ -7,7 +7,18 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.cases import PEERS, Decode, EngineSpec, Prefill, is_named, matching
+from bench.cases import (
+    PEERS,
+    Decode,
+    EngineSpec,
+    Prefill,
+    Rebuild,
+    Serve,
+    engine_of,
+    is_named,
+    matching,
+    side_of,
+)
 from bench.driver import CaseResult
 
 Table = Sequence[Sequence[str]]
@@ -27,6 +38,13 @@ in one pass. `exact` are bits that depend on nothing else in the batch, `kv16` i
 `read-*` only reads as many bytes as a decode step must read: *of the limit* is the share of the
 memory's speed that ours uses. `alone-*` is ours with its scheduler, `http-*` the whole server,
 the client's CPU time not counted (`bench/engines/http.py` says how).
+
+What follows a `+` is a side of an engine, measured in turns with its other sides. `capture`: greedy
+streams of sessions at context 128 with one residual, with the embedding and all residuals, with
+all points that cost a copy, with all there are; over HTTP as SSE with base64 and as frames.
+`sweep-15`: a grid of patches, every `resid_pre` at 15 positions; in transformers by full passes
+with hooks, one for each cell or each layer. `activations-900`: every residual of one past position
+from what is cached, or with all positions before it computed anew (`+fresh`, transformers).
 """
 
 _FLOAT32_PEERS = ("transformers-*-float32", "ctranslate2-float32", "llamacpp-float32")
@@ -34,7 +52,10 @@ _FLOAT32_PEERS = ("transformers-*-float32", "ctranslate2-float32", "llamacpp-flo
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A ratio to reach: the best of `ours` against the best of `others`. All are patterns."""
+    """A ratio to reach: the best of `ours` against the best of `others`. All are patterns.
+
+    They name engines, or sides of them.
+    """
 
     cases: str
     ours: str
@@ -54,6 +75,20 @@ TARGETS = (
     Target("decode-*", "stepscope-exact-float32", ("stepscope-float32",), 1 / 1.3),
     Target("serve-16", "http-float32", ("alone-float32",), 0.9),
     Target("serve-16", "http-bfloat16", ("alone-bfloat16",), 0.9),
+    *(
+        Target(case, side_of(engine, asked), (engine,), goal)
+        for case, asked, goal in (
+            ("capture", "one", 0.97),
+            ("capture", "residuals", 0.9),
+            ("capture-all", "cheap", None),
+            ("capture-all", "all", None),
+        )
+        for engine in ("alone-float32", "http-float32+sse", "http-float32+frames")
+    ),
+    Target("capture", "transformers-*+hidden_states", ("transformers-dynamic-float32",), None),
+    Target("sweep-*", "alone-float32", PEERS, None),
+    Target("activations-*", "alone-float32", ("alone-float32+fresh",), None),
+    Target("activations-*", "alone-float32", PEERS, None),
 )
 
 
@@ -105,13 +140,15 @@ class Page:
     def render(self) -> str:
         """The whole page."""
         steps = [one for one in self.results if isinstance(one.case, Decode | Prefill)]
-        rates = [one for one in self.results if one not in steps]
+        rates = [one for one in self.results if isinstance(one.case, Rebuild | Serve)]
+        inside = [one for one in self.results if one not in steps + rates]
         sections = [
             HEADER,
             _section("Targets", _targets(self.results, self.specs)),
             _section("Against each engine", _against(steps, self.specs)),
             _section("Milliseconds per step (clean steps of all)", _times(steps, self.specs)),
             _section("Tokens or rebuilt rows per second", _rates(rates, self.specs)),
+            _section("Looking inside: tokens, cells or reads per second", _side_rates(inside)),
             *(_section(title, _side(rows)) for title, rows in self.tables.items()),
             _section("Greedy id after 128 tokens", _next_ids(self.next_ids)),
             _section("Machine", [("what", "value"), *self.machine.items()]),
@@ -134,19 +171,19 @@ def _target_row(
     target: Target, result: CaseResult, specs: Sequence[EngineSpec]
 ) -> list[Sequence[str]]:
     """One row; none where no round has both sides."""
-    others = _names(specs, target.others)
+    others = [name for name in result.names if is_named(name, target.others)]
     reached = {
-        spec: one
-        for spec in matching(specs, [target.ours])
-        if (one := ratio(result, spec.name, others))
+        name: one
+        for name in result.names
+        if is_named(name, [target.ours]) and (one := ratio(result, name, others))
     }
     if not reached:
         return []
-    ours = max(reached, key=lambda spec: reached[spec].median)  # one mode, the same in all rounds
-    limit = ratio(result, ours.name, _limit_of(ours, specs))
+    ours = max(reached, key=lambda name: reached[name].median)  # one mode, the same in all rounds
+    limit = ratio(result, ours, _limit_of(ours, specs))
     row = (
         result.case.name,
-        ours.name,
+        ours,
         fastest(result, others),
         str(reached[ours]),
         f"{target.at_least:.2f}" if target.at_least else "none",
@@ -156,9 +193,10 @@ def _target_row(
     return [row]
 
 
-def _limit_of(ours: EngineSpec, specs: Sequence[EngineSpec]) -> list[str]:
+def _limit_of(ours: str, specs: Sequence[EngineSpec]) -> list[str]:
     """The probe that reads the bytes that `ours` must read."""
-    precision = ours.dtype, ours.kv_dtype
+    (engine,) = matching(specs, [engine_of(ours)])
+    precision = engine.dtype, engine.kv_dtype
     return [
         spec.name
         for spec in matching(specs, ["read-*"])
@@ -199,9 +237,19 @@ def _rates(results: Sequence[CaseResult], specs: Sequence[EngineSpec]) -> Table:
     return rows
 
 
+def _side_rates(results: Sequence[CaseResult]) -> Table:
+    rows = [
+        (result.case.name, name, rate)
+        for result in results
+        for name in result.names
+        if (rate := _rate(result, name))
+    ]
+    return [("case", "who", "per second"), *rows]
+
+
 def _rate(result: CaseResult, name: str) -> str:
     median = _median(result, name)
-    return "" if median is None else f"{1 / median:.0f}"
+    return "" if median is None else f"{1 / median:.{0 if median < 0.1 else 2}f}"
 
 
 def _median(result: CaseResult, name: str) -> float | None:

@@ -7,7 +7,7 @@ a step that lost more than 3 % of its time that way is dropped.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,14 @@ class Sample(NamedTuple):
     @property
     def is_clean(self) -> bool:
         return self.delay <= MAX_DELAY * self.seconds
+
+    def per(self, n: int) -> "Sample":
+        """Of one of the `n` equal parts that the step had."""
+        return Sample(self.seconds / n, self.delay / n)
+
+
+Sides = Mapping[str, list[Sample]]
+"""The samples of each way in which an engine does a case; most have one, named ""."""
 
 
 def run_delay() -> float:
@@ -58,6 +66,18 @@ def repeat(
         between()
         samples.append(timed(step))
     return samples[WARM_UP:]
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], Sample]], times: int, *, warm_up: int = WARM_UP
+) -> Sides:
+    """`times` samples of each side after a warm-up: one of each, then backwards, and so on."""
+    names = list(sides)
+    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    for i in range(warm_up + times):
+        for name in names if i % 2 == 0 else names[::-1]:
+            samples[name].append(sides[name]())
+    return {name: own[warm_up:] for name, own in samples.items()}
 
 
 def clean_median(samples: Sequence[Sample]) -> float | None:

@@ -10,13 +10,14 @@ tokens in places of their own. The two take turns. Each has some tokens of its o
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.cases import EngineSpec
 from bench.driver import ATTEMPTS
 from bench.engines.base import token_ids
 from bench.engines.stepscope import Stepscope, build
-from bench.samples import WARM_UP, Sample, clean_median, repeat, timed
+from bench.samples import Sample, clean_median, in_turns, repeat, timed
 from cache.accounting import KV
 
 PREFIX, OWN = 800, 8
@@ -70,9 +71,7 @@ def prefix_row(
     parent, *forks = _forked(engine, n, prefix)
     forks_mb = engine.cache.usage().bytes_used / 1e6 - apart_mb
     ids = token_ids(n, seed=1)
-    apart_step, forks_step = _medians(
-        lambda: _in_turns(lambda: engine.step(apart, ids), lambda: engine.step(forks, ids), steps)
-    )
+    apart_step, forks_step = _medians(lambda: _step_samples(engine, apart, forks, ids, steps))
     engine.close_all([*apart, *forks, parent])
     return {
         "ours": name,
@@ -95,9 +94,14 @@ def _forked(engine: Stepscope, n: int, prefix: int) -> list[KV]:
     return [parent, *forks]
 
 
-def _in_turns(one: Callable[[], object], other: Callable[[], object], steps: int) -> Pair:
-    pairs = [(timed(one), timed(other)) for _ in range(WARM_UP + steps)][WARM_UP:]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+def _step_samples(
+    engine: Stepscope, apart: list[KV], forks: list[KV], ids: list[int], steps: int
+) -> Pair:
+    def step(sessions: list[KV]) -> Sample:
+        return timed(lambda: engine.step(sessions, ids))
+
+    sides = in_turns({"apart": partial(step, apart), "forks": partial(step, forks)}, steps)
+    return sides["apart"], sides["forks"]
 
 
 def _medians(measure: Callable[[], Pair]) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from bench.cases import Case, EngineSpec, matching
-from bench.samples import Sample
+from bench.cases import Case, EngineSpec, matching, side_of
+from bench.samples import Sample, Sides
 from server import logs
 
 LOG_LEVEL = "warning"  # ours loads without saying how far it is
@@ -41,9 +41,10 @@ class Worker:
         theirs.close()
         self._answer()
 
-    def measure(self, case: Case) -> list[Sample]:
-        """Samples of one call. See `Engine.measure`."""
-        return cast(list[Sample], self._call("measure", case))
+    def measure(self, case: Case) -> dict[str, list[Sample]]:
+        """Samples of one call, by the names of the engine's sides. See `Engine.measure`."""
+        sides = cast(Sides, self._call("measure", case))
+        return {side_of(self.spec.name, side): samples for side, samples in sides.items()}
 
     def next_id(self, token_ids: Sequence[int]) -> int | None:
         """See `Engine.next_id`."""

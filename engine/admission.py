@@ -5,8 +5,7 @@ that is free has exactly that length, because one mutation runs at a time and ea
 commit being published. Only room in the K/V budget is the model thread's to grant.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Sequence, Set
 from itertools import chain
 
 from embedding.positions import positions_for
@@ -27,7 +26,7 @@ from engine.errors import (
 )
 from engine.limits import Limits
 from engine.requests import Requests
-from sessions.edits import Intervention, edits_at
+from sessions.edits import STEP_BYTES, Intervention
 from sessions.registry import Registry
 from sessions.session import Session
 
@@ -109,8 +108,7 @@ class Admission:
             replay=command.replay,
             past_length=command.past_length,
         )
-        n_new = len(branch.tail) + len(command.token_ids)
-        self._check_steps(branch.begin, n_new, command)
+        self._check_steps(branch.positions(command.token_ids), command)
         return branch
 
     def read(self, command: Read) -> Session:
@@ -122,7 +120,7 @@ class Admission:
         session = self.branch(
             command.session_id, command.owner, past_length=command.past_length
         ).begin
-        self._check_steps(replace(session, token_ids=()), session.past_length, command)
+        self._check_looks(range(session.past_length), command)
         return session
 
     def probe(self, command: Probe) -> Branch:
@@ -138,7 +136,10 @@ class Admission:
             branch = self.branch(
                 command.session_id, command.owner, at=command.at, stop=command.stop
             )
-        self._check_steps(branch.begin, len(branch.tail) + len(command.token_ids), command)
+        positions = branch.positions(command.token_ids)
+        positions_for(positions.start, len(positions), self._n_ctx)
+        check_reach(positions, command.interventions)
+        self._check_looks(positions, command)
         return branch
 
     def check_new(self, past_length: int, n_new: int) -> None:
@@ -159,7 +160,7 @@ class Admission:
         session = self.free(command.session_id, command.owner, past_length=command.past_length)
         if command.prepend_bos and session.past_length:
             raise BosNotAtStart(session.past_length)
-        self._check_steps(session, n_new, command)
+        self._check_steps(range(session.past_length, session.past_length + n_new), command)
         return session
 
     def generate(self, command: Generate) -> tuple[Session, int]:
@@ -173,47 +174,69 @@ class Admission:
             raise EmptySession
         remaining = self._n_ctx - session.past_length
         n_new = max(1, remaining) if command.max_tokens is None else command.max_tokens
-        self._check_steps(session, n_new, command)
+        self._check_steps(range(session.past_length, session.past_length + n_new), command)
         return session, n_new
 
-    def _check_steps(
-        self, session: Session, n_new: int, command: Append | Generate | Fork | Read | Probe
-    ) -> None:
-        positions = positions_for(session.past_length, n_new, self._n_ctx)
+    def _check_steps(self, positions: range, command: Append | Generate | Fork) -> None:
+        """See that a session may step these, and keep and tell what comes of it."""
+        positions_for(positions.start, len(positions), self._n_ctx)
         asked = command.capture.positions
-        for position in sorted(asked or ()):
-            if position not in positions:
-                raise PositionsOutOfRange(
-                    position=position, past_length=session.past_length, n_new=n_new
-                )
-        if not isinstance(command, Read):
-            self._check_edits(positions, command.interventions)
+        _check_asked(positions, asked)
+        check_reach(positions, command.interventions)
+        self._check_edit_room(positions, command.interventions)
         self.check_queue()
         if command.reply_limit is not None:
-            n_full = n_new if asked is None else len(asked)
-            n_records = n_full if isinstance(command, Read | Probe) else n_new
-            command.reply_limit.take(n_records=n_records, n_full=n_full)
+            n_full = len(positions) if asked is None else len(asked)
+            command.reply_limit.take(n_records=len(positions), n_full=n_full)
 
-    def _check_edits(self, positions: range, interventions: Sequence[Intervention]) -> None:
-        """See that what is edited is stepped by this request, and that its history may be kept."""
+    def _check_looks(self, positions: range, command: Read | Probe) -> None:
+        """See that these may be told of, as far as they were asked for."""
+        asked = command.capture.positions
+        _check_asked(positions, asked)
+        self.check_queue()
+        if command.reply_limit is not None:
+            n_records = len(positions) if asked is None else len(asked)
+            command.reply_limit.take(n_records=n_records, n_full=n_records)
+
+    def _check_edit_room(self, positions: range, interventions: Sequence[Intervention]) -> None:
         if not interventions:
             return
-        for first, stop in chain.from_iterable(one.spans or () for one in interventions):
-            _check_reach(positions, first)
-            if stop is not None:
-                _check_reach(positions, stop - 1)
-        n_bytes = self._registry.edit_bytes + sum(
-            edit.n_bytes for position in positions for edit in edits_at(interventions, position)
-        )
+        held = self._registry.edit_bytes + self._requests.edit_bytes
+        n_bytes = held + self.edit_bytes(len(positions), interventions)
         if n_bytes > self._max_edit_bytes:
             raise TooManyEdits(n_bytes=n_bytes, max_bytes=self._max_edit_bytes)
 
+    def edit_bytes(self, n_steps: int, interventions: Sequence[Intervention]) -> int:
+        """What these may add to histories, from above, where `n_steps` are stepped."""
+        if not interventions:
+            return 0
+        edits = self._registry.edits
+        return edits.more(one.edit for one in interventions) + n_steps * STEP_BYTES
 
-def _check_reach(positions: range, position: int) -> None:
-    if position < positions.start:
-        raise PositionCommitted(position=position, past_length=positions.start)
-    if position >= positions.stop:
-        raise EditOutOfReach(position=position, past_length=positions.start, n_new=len(positions))
+
+def check_reach(positions: range, interventions: Sequence[Intervention]) -> None:
+    """See that a request which steps `positions` can make these.
+
+    Raises:
+        PositionCommitted, EditOutOfReach: it cannot.
+    """
+    for first, stop in chain.from_iterable(one.spans or () for one in interventions):
+        for position in (first, first if stop is None else stop - 1):
+            past_length = positions.start
+            if position < past_length:
+                raise PositionCommitted(position=position, past_length=past_length)
+            if position >= positions.stop:
+                raise EditOutOfReach(
+                    position=position, past_length=past_length, n_new=len(positions)
+                )
+
+
+def _check_asked(positions: range, asked: Set[int] | None) -> None:
+    for position in sorted(asked or ()):
+        if position not in positions:
+            raise PositionsOutOfRange(
+                position=position, past_length=positions.start, n_new=len(positions)
+            )
 
 
 def _check_length(session: Session, expected: int | None) -> None:

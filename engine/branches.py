@@ -22,6 +22,11 @@ class Branch:
     tail: tuple[int, ...] = ()
     tail_edits: Mapping[int, StepEdits] = field(default_factory=dict)
 
+    def positions(self, token_ids: tuple[int, ...]) -> range:
+        """Where the tail and these tokens are stepped."""
+        start = self.begin.past_length
+        return range(start, start + len(self.tail) + len(token_ids))
+
     def edits(self, interventions: tuple[Intervention, ...], *, keep: bool) -> Edits:
         """What is edited on the branch; `keep`: the tail as it was edited in the session."""
         tail = self.tail_edits if keep else {}

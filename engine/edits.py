@@ -22,6 +22,12 @@ class Edits:
         self._known = known
         self._interventions = interventions
         self._base = base
+        self._found: dict[int, StepEdits] = {}  # each step's are asked for several times
+
+    @property
+    def are_new(self) -> bool:
+        """Whether a request makes some, and not history alone."""
+        return bool(self._interventions)
 
     def __bool__(self) -> bool:
         return bool(self._known or self._interventions)
@@ -31,7 +37,9 @@ class Edits:
         known = self._known.get(position, ())
         if position < self._base or not self._interventions:
             return known
-        return known + edits_at(self._interventions, position)
+        if position not in self._found:
+            self._found[position] = known + edits_at(self._interventions, position)
+        return self._found[position]
 
     def between(self, positions: range) -> dict[int, StepEdits]:
         """The edited ones of some steps, by position."""

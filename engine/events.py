@@ -43,7 +43,6 @@ class StepRecord:
     logprob: float | None = None
     top_logprobs: tuple[TopLogprob, ...] | None = None
     points: Mapping[Point, npt.NDArray[np.float32]] = field(default_factory=dict)
-    recorded: Mapping[Point, npt.NDArray[np.float32]] = field(default_factory=dict)  # to be kept
     edits: StepEdits = ()  # that were made in it
     finish_reason: str | None = None  # "length" or "stop"
     stop_reason: str | int | None = None  # the stop string or token id that ended it
@@ -52,6 +51,19 @@ class StepRecord:
     def n_bytes(self) -> int:
         """About what it weighs in a reader's buffer."""
         return RECORD_BYTES + sum(array.nbytes for array in self.points.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Points of one step that its session keeps."""
+
+    position: int
+    points: Mapping[Point, npt.NDArray[np.float32]]
+
+    @property
+    def n_bytes(self) -> int:
+        """What they hold."""
+        return sum(array.nbytes for array in self.points.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +87,7 @@ class Progress:
 
     session: Session
     records: tuple[StepRecord, ...]
+    recorded: tuple[Recorded, ...] = ()  # for `engine.recordings`, not for the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,7 @@ class Done:
     session: Session
     usage: Usage
     records: tuple[StepRecord, ...] = ()
+    recorded: tuple[Recorded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

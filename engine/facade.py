@@ -70,7 +70,7 @@ class Engine:
         self._clock = clock
 
         self._inbox = Inbox()
-        self._jobs = Jobs(model.config, tokenizer)
+        self._jobs = Jobs(model.config, tokenizer, self.recordings)
         self._requests = Requests(
             self.registry, self.recordings, self._inbox, asyncio.get_running_loop()
         )
@@ -81,6 +81,7 @@ class Engine:
             inbox=self._inbox,
             writer=LogWriter(log, self._requests.deliver_from_thread),
             limits=limits,
+            recordings=self.recordings,
             observer=observer or NoObserver(),
             on_end=self._requests.end_all_from_thread,
         )
@@ -190,7 +191,9 @@ class Engine:
         branch = self.admission.fork(command)
         begin = branch.begin
         session = forked(begin, command, self.registry.new_id(), self._clock())
-        reply = self._requests.opening(session.id)
+        positions = branch.positions(command.token_ids)
+        edit_bytes = self.admission.edit_bytes(len(positions), command.interventions)
+        reply = self._requests.opening(session.id, edit_bytes)
         self.recordings.branch(session.id, begin.id, begin.past_length)
         edits = branch.edits(command.interventions, keep=command.keep_edits)
         self._open(session, branch.tail + command.token_ids, reply, command.capture, edits)
@@ -219,7 +222,8 @@ class Engine:
         token_ids = command.all_ids
         assert token_ids, "nothing to step"
         session = self.admission.append(command, len(token_ids))
-        reply = self._requests.changing(session)
+        edit_bytes = self.admission.edit_bytes(len(token_ids), command.interventions)
+        reply = self._requests.changing(session, edit_bytes)
         self._inbox.put(RunJob(self._jobs.append(session, token_ids, command, reply)))
         return reply
 
@@ -231,7 +235,8 @@ class Engine:
         """
         session, n_new = self.admission.generate(command)
         generation = Generation(command, max_tokens=n_new, tokenizer=self.tokenizer)
-        reply = self._requests.changing(session)
+        edit_bytes = self.admission.edit_bytes(n_new, command.interventions)
+        reply = self._requests.changing(session, edit_bytes)
         self._inbox.put(RunJob(self._jobs.generate(session, generation, command, reply)))
         return reply
 

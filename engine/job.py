@@ -17,13 +17,13 @@ present are read again, which writes nothing; to the rest it catches up like any
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cache.accounting import KV
 from embedding.tokenizer import Tokenizer
 from engine.edits import Edits
 from engine.events import StepRecord, Usage
 from engine.generation import Generation
-from engine.limits import CAPTURE_BYTES, LOGITS_ROWS
 from engine.reply import Reply
 from engine.scheduler import Demand
 from engine.sight import LogitsRow, Sight
@@ -32,26 +32,23 @@ from model.batch import Captured, Row
 from sessions.edits import step_keys
 from sessions.session import Session
 
+Kind = Literal["open", "append", "generate", "read", "probe"]
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """One request on its way. `session` is as this job last committed it."""
 
-    kind: str  # "append", "generate", "read" or "probe"
+    kind: Kind
     session: Session
     new_ids: tuple[int, ...]
-    n_new: int  # the most tokens it may add
     sight: Sight
     edits: Edits
-    record_bytes: int  # of one record in a reader's buffer
-    seen_bytes: int  # of all points of one step
     reply: Reply
     tokenizer: Tokenizer
     atomic: bool = True
-    opening: bool = False  # the session exists only once this job is done
-    passing: bool = False  # and not even then: nobody keeps what it steps
     fresh: bool = False  # nothing that is cached is used
-    subject: Session | None = None  # that it reads, and that its client knows
+    subject: Session | None = None  # that a passing job is about, and that its client knows
     generation: Generation | None = None
     admitted: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -70,6 +67,21 @@ class Job:
         self.base = self.session.past_length
         self.reported = 0 if self.reads else self.base
         self.tokens = [*self.session.token_ids, *self.new_ids]
+
+    @property
+    def opening(self) -> bool:
+        """Whether its session exists only once it is done."""
+        return self.kind == "open"
+
+    @property
+    def passing(self) -> bool:
+        """Whether its session never exists: nobody keeps what it steps."""
+        return self.kind in ("read", "probe")
+
+    @property
+    def unknown(self) -> bool:
+        """Whether no client has its session, not yet or never."""
+        return self.opening or self.passing
 
     @property
     def reads(self) -> bool:
@@ -152,26 +164,28 @@ class Job:
         if not self.placed:
             return Demand(todo=0, chunk=0)
         if self.finds:
-            n_found = self.kv.ready - self.kv.length
-            chunk = self._readable(n_found, buffer_bytes)
-            return Demand(todo=n_found if chunk else 0, chunk=chunk, found=True)
-        todo = len(self.to_read) or max(1, self.todo)  # one that has caught up chooses an id first
-        chunk = self._readable(min(todo, self._at_once), buffer_bytes)
-        return Demand(todo=todo if chunk else 0, chunk=chunk)
+            found = range(self.kv.length, self.kv.ready)
+            chunk = self._readable(found, buffer_bytes)
+            return Demand(todo=len(found) if chunk else 0, chunk=chunk, found=True)
+        todo = self.to_read or self._to_step(max(1, self.todo))  # caught up: it chooses an id first
+        n_again = max(0, min(self.reported - todo.start, len(todo)))  # nobody looks at those
+        n_at_once = n_again + self.sight.at_once(todo[n_again:])
+        chunk = self._readable(todo[:n_at_once], buffer_bytes)
+        return Demand(todo=len(todo) if chunk else 0, chunk=chunk)
 
-    @property
-    def _at_once(self) -> int:
-        """The most steps of one iteration, by what is to be seen of them."""
-        bounds = ((LOGITS_ROWS, self.sight.head_rows), (CAPTURE_BYTES, self.seen_bytes))
-        return max(1, min([len(self.tokens), *(most // each for most, each in bounds if each)]))
+    def _to_step(self, n: int) -> range:
+        return range(self.kv.length, self.kv.length + n)
 
     def n_written(self, n: int) -> int:
         """How many rows its next `n` positions add to the cache."""
         return 0 if self.to_read else n
 
-    def _readable(self, n: int, buffer_bytes: int) -> int:
-        """As many of `n` records as the reader has room for now."""
-        return n if self.atomic else self.reply.room(n, self.record_bytes, buffer_bytes)
+    def _readable(self, positions: range, buffer_bytes: int) -> int:
+        """For how many of the next positions the reader has room now."""
+        if self.atomic:
+            return len(positions)
+        weights = (self.sight.weight(p) if self._reports(p) else 0 for p in positions)
+        return self.reply.room(weights, buffer_bytes)
 
     # One iteration, in this order: choose, row, advance, unscored, score, stepped.
 
@@ -192,7 +206,7 @@ class Job:
     def row(self, n: int) -> Row:
         """The next `n` tokens, as the model wants them."""
         self.started = self.started or time.monotonic()
-        positions = self.to_read[:n] or range(self.kv.length, self.kv.length + n)
+        positions = self.to_read[:n] or self._to_step(n)
         return Row(
             kv=self.kv,
             token_ids=self.tokens[positions.start : positions.stop],
@@ -271,13 +285,18 @@ class Job:
         return text + self._shown.flush() if position == len(self.tokens) - 1 else text
 
     def _reports(self, position: int) -> bool:
-        """Whether a step has a record: all that are kept, and those that were asked for."""
-        return not self.passing or self.sight.shows(position)
+        """Whether a step has a record still: all that are kept, and those that were asked for."""
+        return position >= self.reported and (not self.passing or self.sight.shows(position))
 
     def _unreported(self, positions: range) -> range:
         return range(max(positions.start, self.reported), positions.stop)
 
     # The end.
+
+    @property
+    def n_new(self) -> int:
+        """The most tokens it may add."""
+        return self.generation.max_tokens if self.generation else len(self.new_ids)
 
     @property
     def n_generated(self) -> int:

@@ -37,6 +37,7 @@ from engine.job import Job
 from engine.limits import Limits
 from engine.places import Places
 from engine.protocol import Finished, Model, Observer
+from engine.recordings import Recordings
 from engine.reply import Reply
 from engine.roster import Roster
 from engine.stepper import Grants, Outcome, Stepper
@@ -60,6 +61,7 @@ class ModelThread(threading.Thread):
         inbox: Inbox,
         writer: LogWriter,
         limits: Limits,
+        recordings: Recordings,
         observer: Observer,
         on_end: Callable[[EngineError], None],
     ) -> None:
@@ -68,6 +70,7 @@ class ModelThread(threading.Thread):
         self.heartbeat = time.monotonic()
         self._stepper = Stepper(model)
         self._writer = writer
+        self._recordings = recordings
         self._observer = observer
         self._on_end = on_end
         self.places = Places(cache, lambda: self._roster.sessions_at_work)
@@ -132,7 +135,9 @@ class ModelThread(threading.Thread):
         self._undeleted += [entry for entry in lost.entries if isinstance(entry, Deleted)]
         told: set[Reply] = set()
         for delivery in lost.deliveries:
-            if delivery.reply not in told:  # its first event tells what the log had before
+            if (
+                delivery.logged and delivery.reply not in told
+            ):  # its first event tells what the log had before
                 told.add(delivery.reply)
                 self._take_back(delivery)
 
@@ -143,6 +148,7 @@ class ModelThread(threading.Thread):
             self._observe(job, StepFailed.__name__)
         if isinstance(lost.event, Progress | Done):  # its job may have left already
             self._restore(lost.event.session.id, lost.before)
+            self._recordings.give_back(lost.event.recorded)
 
     # Messages.
 
@@ -171,10 +177,10 @@ class ModelThread(threading.Thread):
             self._roster.start(job)
         except NoRoom as error:
             self._restore(job.session.id, known)
-            self._tell(batch, job.reply, Failed(error, known), before=known)
+            self._tell_job(batch, job, Failed(error, known), before=known)
             self._observe(job, type(error).__name__)
             return
-        self._tell(batch, job.reply, Started(), before=known)
+        self._tell_job(batch, job, Started(), before=known)
 
     def _truncate(self, session: Session, to: int, reply: Reply, batch: Batch) -> None:
         truncated = session.truncated(to)
@@ -205,9 +211,9 @@ class ModelThread(threading.Thread):
                 batch.entries.append(_new_steps(job))
                 job.session = job.committed()
                 self.places.index(job.session)
-            progress = Progress(_told(job), tuple(records))
+            progress = Progress(_told(job), tuple(records), job.sight.hand_over())
             n_bytes = sum(record.n_bytes for record in records)
-            self._tell(batch, job.reply, progress, before=before, n_bytes=n_bytes)
+            self._tell_job(batch, job, progress, before=before, n_bytes=n_bytes)
         if job.done:
             self._finish(job, batch)
 
@@ -219,10 +225,11 @@ class ModelThread(threading.Thread):
             elif committed.past_length > job.session.past_length:
                 batch.entries.append(_new_steps(job))
         job.session = committed
-        done = Done(_told(job), job.usage(), tuple(job.records))
-        self._tell(batch, job.reply, done, before=before)
+        done = Done(_told(job), job.usage(), tuple(job.records), job.sight.hand_over())
+        self._tell_job(batch, job, done, before=before)
         self._roster.remove(job)
-        self.places.index(committed)
+        if job.kind != "probe" or not job.edits.are_new:
+            self.places.index(committed)
         self._restore(committed.id, None if job.passing else committed)
         self._observe(job, job.finish_reason)
 
@@ -230,7 +237,8 @@ class ModelThread(threading.Thread):
         known = _known(job)
         self._roster.remove(job)
         self._restore(job.session.id, known)
-        self._tell(batch, job.reply, Failed(error, known), before=known)
+        self._recordings.give_back(job.sight.hand_over())
+        self._tell_job(batch, job, Failed(error, known), before=known)
         self._observe(job, type(error).__name__)
 
     def _restore(self, session_id: str, known: Session | None) -> None:
@@ -240,17 +248,15 @@ class ModelThread(threading.Thread):
         else:
             self.places.trim(session_id, known.past_length)
 
-    def _tell(
-        self,
-        batch: Batch,
-        reply: Reply,
-        event: Event,
-        *,
-        before: Session | None,
-        n_bytes: int = 0,
+    def _tell_job(
+        self, batch: Batch, job: Job, event: Event, *, before: Session | None, n_bytes: int = 0
     ) -> None:
-        reply.produced_bytes += n_bytes
-        batch.deliveries.append(Delivery(reply, event, before, n_bytes))
+        job.reply.produced_bytes += n_bytes
+        logged = not job.passing
+        batch.deliveries.append(Delivery(job.reply, event, before, n_bytes, logged=logged))
+
+    def _tell(self, batch: Batch, reply: Reply, event: Event, *, before: Session | None) -> None:
+        batch.deliveries.append(Delivery(reply, event, before))
 
     def _observe(self, job: Job, reason: str | None) -> None:
         now = time.monotonic()
@@ -271,7 +277,7 @@ class ModelThread(threading.Thread):
 
 def _known(job: Job) -> Session | None:
     """The session as its owner may know it: one that is being opened does not exist yet."""
-    return None if job.opening else job.session
+    return None if job.unknown else job.session
 
 
 def _told(job: Job) -> Session:

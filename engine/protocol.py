@@ -56,7 +56,7 @@ class Model(Protocol):
 class Finished:
     """How one request went. Times in seconds, from its admission."""
 
-    kind: str  # "append", "generate", "read" or "probe"
+    kind: str  # of `engine.job.Kind`
     reason: str  # "stop", "length", "done" or the name of an error class
     n_prompt: int  # tokens the client gave
     n_generated: int

@@ -3,6 +3,10 @@
 What is kept is a copy of what a committed step showed: reading it back costs no compute, and losing
 it costs no more than computing it again. So when the budget is spent, the recordings of the session
 that was touched longest ago go first. Branches share what they have in common.
+
+What is on its way here, from steps that are not committed yet, has a budget of the same size: past
+it, steps go unrecorded. The model thread takes from it (`take`, `give_back`), and the event loop
+counts what has arrived; neither writes the other's number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 from embedding.text import IncrementalText
 from embedding.tokenizer import Tokenizer
 from engine.commands import Capture
-from engine.events import StepRecord
+from engine.events import Recorded, StepRecord
 from model.batch import Floats
 from model.points import Point
 from sessions.session import Session
@@ -34,15 +38,31 @@ class Recordings:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.n_bytes = 0
+        self._taken_bytes = 0  # the model thread's
+        self._arrived_bytes = 0  # the event loop's
         self._sessions: dict[str, dict[int, _Step]] = {}  # in order of use
 
-    def keep(self, session_id: str, past_length: int, records: Sequence[StepRecord]) -> None:
+    def take(self, n_bytes: int) -> bool:
+        """Whether a step of `n_bytes` may be recorded: then they are on their way. Model thread."""
+        if self._taken_bytes - self._arrived_bytes + n_bytes > self.max_bytes:
+            return False
+        self._taken_bytes += n_bytes
+        return True
+
+    def give_back(self, recorded: Iterable[Recorded]) -> None:
+        """These will not arrive. Model thread."""
+        self._taken_bytes -= sum(step.n_bytes for step in recorded)
+
+    def arrive(self, recorded: Iterable[Recorded]) -> None:
+        """These are on their way no longer, whether they are kept now or not."""
+        self._arrived_bytes += sum(step.n_bytes for step in recorded)
+
+    def keep(self, session_id: str, past_length: int, recorded: Sequence[Recorded]) -> None:
         """Keep what a commit recorded, and nothing at or beyond the session's new length."""
         steps = self._used(session_id)
         self._drop(steps, [position for position in steps if position >= past_length])
-        for record in records:
-            if record.recorded:
-                self._keep(session_id, steps, record)
+        for step in recorded:
+            self._keep(session_id, steps, step)
         if not steps:
             self._sessions.pop(session_id, None)
 
@@ -88,13 +108,15 @@ class Recordings:
             self._sessions[session_id] = steps
         return steps
 
-    def _keep(self, session_id: str, steps: dict[int, _Step], record: StepRecord) -> None:
-        n_bytes = sum(array.nbytes for array in record.recorded.values())
-        self._make_room(n_bytes, sparing=session_id)
-        if self.n_bytes + n_bytes > self.max_bytes:
+    def _keep(self, session_id: str, steps: dict[int, _Step], step: Recorded) -> None:
+        own = sum(kept.n_bytes for kept in steps.values())
+        if own + step.n_bytes > self.max_bytes:  # nobody else's could make room
             return
-        self.n_bytes += n_bytes
-        steps[record.position] = _Step(record.recorded, n_bytes)
+        self._make_room(step.n_bytes, sparing=session_id)
+        if self.n_bytes + step.n_bytes > self.max_bytes:
+            return
+        self.n_bytes += step.n_bytes
+        steps[step.position] = _Step(step.points, step.n_bytes)
         self._sessions[session_id] = steps
 
     def _make_room(self, n_bytes: int, *, sparing: str) -> None:

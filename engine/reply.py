@@ -6,7 +6,7 @@ difference is the backlog, and a row whose backlog is too large is not scheduled
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from engine.errors import Cancelled
@@ -34,14 +34,18 @@ class Reply:
         """Bytes of records that were produced and not yet written. Any thread."""
         return self.produced_bytes - self.consumed_bytes
 
-    def room(self, n: int, record_bytes: int, buffer_bytes: int) -> int:
-        """As many of `n` records as the reader has room for; one with nothing to read always has.
+    def room(self, weights: Iterable[int], buffer_bytes: int) -> int:
+        """How many of the next records, by their bytes, the reader has room for. The model thread.
 
-        The model thread.
+        All that a buffer holds or none; one with nothing to read has room for one at least.
         """
-        n = min(n, max(1, buffer_bytes // record_bytes))
+        n = total = 0
+        for n_bytes in weights:
+            if n and total + n_bytes > buffer_bytes:
+                break
+            n, total = n + 1, total + n_bytes
         backlog = self.backlog_bytes
-        return 0 if backlog and backlog + n * record_bytes > buffer_bytes else n
+        return 0 if backlog and backlog + total > buffer_bytes else n
 
     @property
     def finished(self) -> bool:

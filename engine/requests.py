@@ -6,7 +6,7 @@ The event loop, except for the two `_from_thread` functions, which other threads
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -32,6 +32,7 @@ class _Request:
 
     release: Callable[[], None]
     session_id: str | None = None  # None: none comes of it
+    edit_bytes: int = 0  # that it may add to histories
     session: Session | None = None
     publishes: bool = True
 
@@ -58,24 +59,29 @@ class Requests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def changing(self, session: Session) -> Reply:
+    @property
+    def edit_bytes(self) -> int:
+        """What the requests in flight may add to histories in edits."""
+        return sum(request.edit_bytes for request in self._requests.values())
+
+    def changing(self, session: Session, edit_bytes: int = 0) -> Reply:
         """A mutation of a session, which is busy until it ends."""
         self._registry.mark_busy(session.id)
         release = partial(self._registry.clear_busy, session.id)
-        return self._add(_Request(release, session.id, session))
+        return self._add(_Request(release, session.id, edit_bytes, session))
 
     def passing(self) -> Reply:
         """Work that leaves no session behind."""
         return self._add(_Request(lambda: None, publishes=False))
 
-    def opening(self, session_id: str) -> Reply:
+    def opening(self, session_id: str, edit_bytes: int = 0) -> Reply:
         """A session being opened, whose place is held until it ends.
 
         Raises:
             TooManySessions: there is no place.
         """
         self._registry.hold_place()
-        return self._add(_Request(self._registry.release_place, session_id))
+        return self._add(_Request(self._registry.release_place, session_id, edit_bytes))
 
     def deleting(self) -> Reply:
         """A session being deleted: it is out of sight already and stays so."""
@@ -120,13 +126,15 @@ class Requests:
 
     def _deliver_one(self, delivery: Delivery) -> None:
         """Publish what was committed, then tell of it; a session is free before its last event."""
-        request = self._requests.get(delivery.reply)
+        request, event = self._requests.get(delivery.reply), delivery.event
+        if isinstance(event, Progress | Done) and event.recorded:
+            self._recordings.arrive(event.recorded)
         if request is None:
             return
-        event = delivery.event
         if isinstance(event, Progress | Done) and request.publishes:
             self._publish(event)
             request.session = event.session
+            event = replace(event, recorded=())  # a slow reader would hold it
         if isinstance(event, Done | Failed):
             self._end(delivery.reply)
         delivery.reply.put(event, delivery.n_bytes)
@@ -134,7 +142,7 @@ class Requests:
     def _publish(self, event: Progress | Done) -> None:
         session = event.session
         if self._registry.publish(session):
-            self._recordings.keep(session.id, session.past_length, event.records)
+            self._recordings.keep(session.id, session.past_length, event.recorded)
 
     def _end(self, reply: Reply) -> _Request:
         request = self._requests.pop(reply)

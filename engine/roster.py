@@ -43,8 +43,12 @@ class Roster:
         return {job.session.id for job in self._jobs if job.placed}
 
     def of_session(self, session_id: str) -> list[Job]:
-        """The jobs of a session: one, or none."""
-        return [job for job in self._jobs if job.session.id == session_id]
+        """The jobs of a session, or about it: one that changes it at most, and some that read."""
+        return [
+            job
+            for job in self._jobs
+            if session_id in (job.session.id, job.subject and job.subject.id)
+        ]
 
     def of_reply(self, reply: Reply) -> list[Job]:
         """The jobs that a request waits for: one, or none."""
@@ -59,7 +63,7 @@ class Roster:
         self._places.check_possible(job.base + job.n_new)
         if self._waiting():  # they come first
             raise self._places.no_room(len(job.tokens))
-        if job.opening:
+        if job.unknown:
             self._places.branch(job.session)
         self._place(job)
         self._jobs.append(job)

@@ -4,14 +4,17 @@ Points come from the pass that computes a step, but for those that are rows of t
 `logits` and `lens` are read afterwards, many rows at once, and wait here for their record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.commands import Capture
-from engine.events import StepRecord, TopLogprob
+from engine.events import RECORD_BYTES, Recorded, StepRecord, TopLogprob
+from engine.limits import CAPTURE_BYTES, LOGITS_ROWS
+from engine.recordings import Recordings
 from model.batch import Captured, Floats
+from model.config import GPT2Config
 from model.points import LENS_TOP, Point
 from model.sampling import largest, logprobs
 
@@ -20,25 +23,53 @@ _Score = tuple[float, tuple[TopLogprob, ...]]
 
 
 class Sight:
-    """`capture` is what the request asked for; `record` is kept of every step besides."""
+    """`capture` is what the request asked for; `kept` points are recorded of every step besides."""
 
-    def __init__(self, capture: Capture, record: Sequence[Point] = ()) -> None:
-        points = tuple(sorted({*capture.points, *record}))
+    def __init__(
+        self,
+        capture: Capture,
+        kept: Sequence[Point],
+        recordings: Recordings,
+        config: GPT2Config,
+    ) -> None:
+        points = tuple(sorted({*capture.points, *kept}))
         self.capture = capture
-        self._recorded = tuple(record)
+        self.recorded: list[Recorded] = []  # and not handed over yet
+        self._kept = tuple(kept)
+        self._recordings = recordings
         self.points = points
         self.passed = tuple(point for point in points if point.name != "logits")
         self._logits = [point for point in points if point.name == "logits"]
         self._lens = [point for point in points if point.name == "lens"]
+        self._seen_bytes = sum(point.n_bytes(config) for point in points)
+        self._shown_bytes = sum(point.n_bytes(config) for point in capture.points)
         self._n_records = 0
         self._read: dict[int, dict[Point, Floats]] = {}  # by position
         self._scores: dict[int, _Score] = {}  # by position
 
+    def at_once(self, positions: range) -> int:
+        """How many of the next positions one iteration may step, by what is to be seen of them."""
+        rows = n_bytes = 0
+        for n, position in enumerate(positions if self.points or self._is_scored else ()):
+            rows += self._head_rows(position)
+            n_bytes += self._seen_bytes * self.sees(position)
+            if n and (rows > LOGITS_ROWS or n_bytes > CAPTURE_BYTES):
+                return n
+        return len(positions)
+
+    def weight(self, position: int) -> int:
+        """About what the record of a step weighs in a reader's buffer."""
+        return RECORD_BYTES + self._shown_bytes * self.capture.wants_points_at(position)
+
+    def _head_rows(self, position: int) -> int:
+        """Rows of the head's product that a step costs; what samples an id is not counted."""
+        if not self.sees(position):
+            return self._is_scored
+        return (bool(self._logits) or self._is_scored) + len(self._lens)
+
     @property
-    def head_rows(self) -> int:
-        """Rows of the head's product that each step costs; what samples an id is not counted."""
-        scored = bool(self._logits) or self.capture.top_logprobs is not None
-        return scored + len(self._lens)
+    def _is_scored(self) -> bool:
+        return self.capture.top_logprobs is not None
 
     def shows(self, position: int) -> bool:
         """Whether a request that steps nothing of its own reports this position."""
@@ -46,11 +77,11 @@ class Sight:
 
     def sees(self, position: int) -> bool:
         """Whether points of this step are wanted."""
-        return bool(self._recorded) or self.capture.wants_points_at(position)
+        return bool(self._kept) or self.capture.wants_points_at(position)
 
     def first_computed(self, start: int, *, edited: bool) -> int | None:
         """The first position from `start` on that has to be computed, whatever is cached."""
-        return start if self._recorded else self.capture.first_computed(start, edited=edited)
+        return start if self._kept else self.capture.first_computed(start, edited=edited)
 
     def forget(self) -> None:
         """What was read is read again."""
@@ -94,10 +125,7 @@ class Sight:
     def record(
         self, position: int, captured: Captured, place: int | None, **facts: Any
     ) -> StepRecord:
-        """The record of a step; `place` is its place among those `captured`, if it is one of them.
-
-        What is kept besides is copied: a view would keep the rest of its pass.
-        """
+        """The record of a step; `place`: where it is among those `captured`, if it is one."""
         arrays: dict[Point, Floats] = {}
         if place is not None:
             arrays = {point: captured[point][place] for point in self.passed}
@@ -105,15 +133,31 @@ class Sight:
         shown = self.capture.points if self.capture.wants_points_at(position) else ()
         logprob, top = self._scores.pop(position, (None, None))
         self._n_records += 1
+        if self._kept:
+            self._record_for_later(position, arrays)
         return StepRecord(
             index=self._n_records - 1,
             position=position,
             logprob=logprob,
             top_logprobs=top,
-            points={point: arrays[point] for point in shown},
-            recorded={point: _copied(arrays[point]) for point in self._recorded},
+            points={point: self._own(arrays[point]) for point in shown},
             **facts,
         )
+
+    def hand_over(self) -> tuple[Recorded, ...]:
+        """What was recorded since the last time."""
+        recorded, self.recorded = tuple(self.recorded), []
+        return recorded
+
+    def _own(self, array: Floats) -> Floats:
+        """A view of what was captured, unless that is more than what is shown."""
+        return _copied(array) if self._kept else array
+
+    def _record_for_later(self, position: int, arrays: Mapping[Point, Floats]) -> None:
+        n_bytes = sum(arrays[point].nbytes for point in self._kept)
+        if self._recordings.take(n_bytes):
+            own = {point: _copied(arrays[point]) for point in self._kept}
+            self.recorded.append(Recorded(position, own))
 
 
 def _copied(array: Floats) -> Floats:

@@ -116,7 +116,7 @@ class Stepper:
             captured = self._model.forward(rows)
         except Exception as error:
             if len(grants) == 1:
-                failed[grants[0][0]] = _step_failed(error, edited=bool(rows[0].edits))
+                failed[grants[0][0]] = _step_failed(error, edited=bool(grants[0][0].edits))
                 return []
             return [one for grant in grants for one in self._forward([grant], failed)]
         return [

@@ -25,13 +25,15 @@ logger = structlog.get_logger()
 class Delivery:
     """One event for one request, and its weight in the reader's buffer.
 
-    `before` is the session as the log had it before this batch; None: it had none.
+    `before` is the session as the log had it before this batch; None: it had none. `logged`: the
+    event tells of what the log must have kept, as all do but those of passing work.
     """
 
     reply: Reply
     event: Event
     before: Session | None
     n_bytes: int = 0
+    logged: bool = True
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class LogWriter:
                 self._log.commit(batch.entries)
         except Exception:
             logger.exception("session log failed", entries=len(batch.entries))
-            self._deliver([_lost(delivery) for delivery in batch.deliveries])
+            self._deliver([_lost(d) if d.logged else d for d in batch.deliveries])
             return False
         self._deliver(batch.deliveries)
         return True

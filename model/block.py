@@ -44,11 +44,12 @@ class LayerNorm:
         y, mean, reciprocal = self._plain(x)
         part = hooks.part(self._layer, self._scale, self._normalized)
         if part:
-            scale = reciprocal[part.tokens].reciprocal_()  # [n, 1]
+            scale = reciprocal[part.where].reciprocal()  # [n, 1]
             hooks.at(self._scale, self._layer, scale, part)
-            normalized = (x[part.tokens] - mean[part.tokens]) / scale
+            normalized = (x[part.where] - mean[part.where]) / scale
             hooks.at(self._normalized, self._layer, normalized, part)
-            y[part.changed] = normalized[part.edited] * self._gain + self._bias
+            if part.edited:
+                y[part.changed] = normalized[part.edited] * self._gain + self._bias
         return y
 
     def plain(self, x: Tensor) -> Tensor:
@@ -104,10 +105,11 @@ class Block:
         attn_out = self._attn_proj(z.reshape(len(z), -1))
         part = hooks.part(self._layer, "head_out")
         if part:
-            heads = apart(self._attn_proj, z[part.tokens])
+            heads = apart(self._attn_proj, z[part.where])
             before = heads[part.edited]
             hooks.at("head_out", self._layer, heads, part)
-            attn_out[part.changed] += (heads[part.edited] - before).sum(1).to(attn_out.dtype)
+            if part.edited:
+                attn_out[part.changed] += (heads[part.edited] - before).sum(1).to(attn_out.dtype)
         hooks.at("attn_out", self._layer, attn_out)
         return attn_out
 
@@ -127,7 +129,7 @@ class Block:
         """Neurons before a GELU that is part of the product, for those who ask."""
         part = hooks.part(self._layer, "mlp_pre")
         if part:
-            pre = self._c_fc.linear(x[part.tokens]).float()
+            pre = self._c_fc.linear(x[part.where]).float()
             hooks.at("mlp_pre", self._layer, pre, part)
             for place, token in zip(part.edited, part.changed, strict=True):
                 post[token] = gelu(pre[place])  # one by one: GELU's last bits depend on the length

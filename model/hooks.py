@@ -26,9 +26,11 @@ class Part:
 
     tokens: Sequence[int]
     edited: Sequence[int]  # places in `tokens` of those that are edited there
+    where: Index = field(init=False, repr=False)  # the tokens among all of the pass
     _places: dict[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "where", index_of(self.tokens))
         object.__setattr__(self, "_places", {token: i for i, token in enumerate(self.tokens)})
 
     @property
@@ -102,6 +104,11 @@ class Hooks:
             for captured, sheet, column in copies:
                 if token in captured:
                     sheet.take_beside(column, token, own)
+
+    @property
+    def edited(self) -> list[int]:
+        """The tokens of the pass that are edited anywhere."""
+        return sorted({token for site in self._sites.values() for token in site.edited})
 
     def part(self, layer: int | None, *names: str) -> Part | None:
         """The tokens for which somebody asks at one of these points; None if nobody does."""

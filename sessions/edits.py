@@ -5,15 +5,17 @@ replayed. Its digest says whether two steps were changed in the same way.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal
 
 Op = Literal["replace", "add", "scale", "project", "mask"]
 Span = tuple[int, int | None]  # positions first..stop-1; None: without an end
 
-_EDIT_BYTES = 64  # of one edit of one step, without its numbers
+_EDIT_BYTES = 512  # of one edit, without its numbers
+STEP_BYTES = 128
+"""About what it takes to note that a step was edited, beside the edits themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,36 @@ class Intervention:
     edit: Edit
     spans: tuple[Span, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.spans is not None:
+            object.__setattr__(self, "spans", joined(self.spans))
+
     def covers(self, position: int) -> bool:
         """Whether the step at `position` is edited."""
         return self.spans is None or within(self.spans, position)
 
 
-def within(spans: Iterable[Span], position: int) -> bool:
-    """Whether one of `spans` holds `position`."""
-    return any(first <= position and (stop is None or position < stop) for first, stop in spans)
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same positions in ascending spans that do not touch."""
+    apart: list[Span] = []
+    for first, stop in sorted(spans, key=lambda span: span[0]):
+        before = apart[-1] if apart else (first, first - 1)
+        if before[1] is None:
+            break
+        if first > before[1]:
+            apart.append((first, stop))
+        else:
+            apart[-1] = before[0], None if stop is None else max(before[1], stop)
+    return tuple(apart)
+
+
+def within(spans: Sequence[Span], position: int) -> bool:
+    """Whether one of `spans` holds `position`; they are as `joined` has them."""
+    place = bisect_right(spans, position, key=lambda span: span[0])
+    if not place:
+        return False
+    stop = spans[place - 1][1]
+    return stop is None or position < stop
 
 
 def edits_at(interventions: Sequence[Intervention], position: int) -> StepEdits:
@@ -83,10 +107,9 @@ def edits_at(interventions: Sequence[Intervention], position: int) -> StepEdits:
     return tuple(one.edit for one in interventions if one.covers(position))
 
 
-@lru_cache(maxsize=4096)  # most steps of a history are edited alike
-def step_digest(edits: StepEdits) -> bytes:
-    """Of one step's edits, in their order."""
-    return hashlib.sha256(b"".join(edit.digest for edit in edits)).digest()
+def sizes_of(edits: Iterable[Edit]) -> dict[bytes, int]:
+    """What the distinct ones of `edits` hold, in bytes, by digest."""
+    return {edit.digest: edit.n_bytes for edit in edits}
 
 
 def step_keys(token_ids: Sequence[int], edits: Mapping[int, StepEdits]) -> Sequence[Hashable]:
@@ -94,6 +117,6 @@ def step_keys(token_ids: Sequence[int], edits: Mapping[int, StepEdits]) -> Seque
     if not edits:
         return token_ids
     return tuple(
-        (token_id, step_digest(edits[position])) if position in edits else token_id
+        (token_id, *(edit.digest for edit in edits[position])) if position in edits else token_id
         for position, token_id in enumerate(token_ids)
     )

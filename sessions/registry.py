@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sessions.edits import STEP_BYTES
 from sessions.errors import SessionExpired, SessionNotFound, TooManySessions
+from sessions.holdings import EditHoldings
 from sessions.session import Session
 
 
@@ -57,6 +59,7 @@ class Registry:
 
     def __init__(self, *, clock: Callable[[], float], max_sessions: int) -> None:
         self.max_sessions = max_sessions
+        self.edits = EditHoldings()
         self._clock = clock
         self._entries: dict[str, _Entry] = {}  # in the order they were opened
         self._tombstones: dict[str, _Entry] = {}
@@ -71,7 +74,8 @@ class Registry:
     @property
     def edit_bytes(self) -> int:
         """About what the histories of all living sessions hold in edits."""
-        return sum(entry.session.edit_bytes for entry in self._entries.values())
+        n_edited = sum(len(entry.session.edits) for entry in self._entries.values())
+        return self.edits.n_bytes + n_edited * STEP_BYTES
 
     @staticmethod
     def new_id() -> str:
@@ -89,6 +93,7 @@ class Registry:
         if session.id in self._removed or session.id in self._tombstones:
             return False
         entry = self._entries.get(session.id)
+        self.edits.exchange(entry.session.edit_sizes if entry else {}, session.edit_sizes)
         if entry is None:
             self._entries[session.id] = _Entry(session, idle_since=self._clock())
         else:
@@ -120,7 +125,10 @@ class Registry:
     def remove(self, session_id: str) -> None:
         """Forget a session, leaving no tombstone. Unknown ones are no error."""
         entry = self._entries.pop(session_id, None)
-        if entry is not None and entry.in_use:
+        if entry is None:
+            return
+        self.edits.exchange(entry.session.edit_sizes, {})
+        if entry.in_use:
             self._removed[session_id] = entry
 
     # Requests in flight
@@ -184,10 +192,7 @@ class Registry:
             if now < entry.forgotten(now)
         }
         over = [entry for entry in self._entries.values() if entry.expires(now) <= now]
-        for entry in over:
-            del self._entries[entry.session.id]
-            self._tombstones[entry.session.id] = entry
-        return [entry.session for entry in over]
+        return [self._bury(entry) for entry in over]
 
     # Room
 
@@ -225,6 +230,15 @@ class Registry:
         assert all(entry.in_use for entry in self._removed.values())
         assert not any(entry.in_use for entry in self._tombstones.values())
         assert self._n_places_held >= 0
+
+    def _bury(self, entry: _Entry) -> Session:
+        """Leave a tombstone, without the history."""
+        session = entry.session
+        del self._entries[session.id]
+        self.edits.exchange(session.edit_sizes, {})
+        entry.session = session.truncated(0)
+        self._tombstones[session.id] = entry
+        return session
 
     def _living(self, session_id: str, owner: str | None = None) -> _Entry:
         entry = self._entries.get(session_id) or self._tombstones.get(session_id)

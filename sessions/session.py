@@ -7,8 +7,9 @@ What can be rebuilt (K/V) is not here.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from sessions.edits import StepEdits, step_keys
+from sessions.edits import StepEdits, sizes_of, step_keys
 from sessions.errors import LengthOutOfRange
 
 
@@ -37,7 +38,7 @@ class Session:
     record: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     edits: Mapping[int, StepEdits] = field(default_factory=dict)  # by position, of edited steps
-    edit_bytes: int = 0  # of these, about; a value is counted at every step that it edits
+    edit_sizes: Mapping[bytes, int] = field(default_factory=dict)  # of the distinct ones, in bytes
 
     @property
     def past_length(self) -> int:
@@ -56,8 +57,14 @@ class Session:
         token_ids = self.token_ids + token_ids
         if not edits:
             return replace(self, token_ids=token_ids)
-        n_bytes = self.edit_bytes + _n_bytes(edits)
-        return replace(self, token_ids=token_ids, edits={**self.edits, **edits}, edit_bytes=n_bytes)
+        new = sizes_of(chain.from_iterable(edits.values()))
+        known = new.keys() <= self.edit_sizes.keys()
+        return replace(
+            self,
+            token_ids=token_ids,
+            edits={**self.edits, **edits},
+            edit_sizes=self.edit_sizes if known else {**self.edit_sizes, **new},
+        )
 
     def truncated(self, to: int) -> "Session":
         """This session rolled back to its first `to` tokens; edits of later ones are forgotten.
@@ -68,9 +75,9 @@ class Session:
         if not 0 <= to <= self.past_length:
             raise LengthOutOfRange(to=to, past_length=self.past_length)
         edits = {position: made for position, made in self.edits.items() if position < to}
-        n_bytes = _n_bytes(edits)
-        return replace(self, token_ids=self.token_ids[:to], edits=edits, edit_bytes=n_bytes)
-
-
-def _n_bytes(edits: Mapping[int, StepEdits]) -> int:
-    return sum(edit.n_bytes for made in edits.values() for edit in made)
+        return replace(
+            self,
+            token_ids=self.token_ids[:to],
+            edits=edits,
+            edit_sizes=sizes_of(chain.from_iterable(edits.values())),
+        )

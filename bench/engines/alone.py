@@ -1,26 +1,30 @@
 """Our engine without HTTP: `engine.facade` in this process, on the loop that the server uses too.
 
-What a `Serve` case gives here is what a server could pass on at best. Sharing nothing with a
-client, nothing is taken off its time.
+What a `Serve` or `Capture` case gives here is what a server could pass on at best. Sharing nothing
+with a client, nothing is taken off its time.
 """
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
-from bench.cases import EngineSpec, Rebuild, Serve
+from bench.cases import Activations, Capture, EngineSpec, Rebuild, Serve, Sweep
 from bench.engines.base import Engine, token_ids
-from bench.load import Stream, streams
+from bench.engines.studies import read_last, swept
+from bench.load import Stream, patched_prompts, points_of, prompts, streams
 from bench.modes import loaded
-from bench.samples import WARM_UP, Sample
-from engine.commands import Append, Capture, Generate, Open
+from bench.samples import WARM_UP, Sample, Sides, in_turns
+from engine.commands import Append, Generate, Open, Truncate
+from engine.commands import Capture as Captured
 from engine.events import Done, Failed, Progress
 from engine.facade import Engine as Facade
 from engine.limits import Limits
+from engine.studies.rows import Array
 from model.points import Point
 from model.sampling import Sampling
 from server.loading import Loaded
@@ -28,7 +32,7 @@ from sessions.log import MemoryLog
 
 T = TypeVar("T")
 
-EMBEDDING = Point("embedding")
+EMBEDDING = (Point("embedding"),)
 GREEDY = Sampling(temperature=0)
 TTL = 3600
 
@@ -41,10 +45,37 @@ class Alone(Engine):
         self._facade = self._run(_started(parts))
 
     def serve(self, case: Serve) -> list[Sample]:
-        return [Sample(self._run(self._served(case)) / (case.n_streams * case.n_tokens), 0.0)]
+        return [self._run(self._served(case)).per(case.n_streams * case.n_tokens)]
 
     def rebuild(self, case: Rebuild) -> list[Sample]:
         return self._run(self._rebuilt(case))
+
+    def capture(self, case: Capture) -> Sides:
+        opened = self._opened(prompts(case))
+        sides = {asked: partial(self._burst, case, opened, asked) for asked in ("", *case.asked)}
+        samples = in_turns(sides, case.n_turns, warm_up=0)
+        self._run(self._delete(opened))
+        return samples
+
+    def sweep(self, case: Sweep) -> Sides:
+        grid, sample = self.grid(case)
+        return {"": [sample.per(grid.shape[0] * grid.shape[1])]}
+
+    def grid(self, case: Sweep) -> tuple[Array, Sample]:
+        """What a sweep answers, [layer, position, logit], and its time."""
+        return self._run(self._swept(case))
+
+    def activations(self, case: Activations) -> Sides:
+        (session_id,) = opened = self._opened([token_ids(case.n_tokens)])
+
+        def read(*, fresh: bool) -> Sample:
+            work = read_last(self._facade, session_id, case.n_tokens, fresh=fresh)
+            return self._run(_timed(work))[1]
+
+        sides = {"": partial(read, fresh=False), "fresh": partial(read, fresh=True)}
+        samples = in_turns(sides, case.steps)
+        self._run(self._delete(opened))
+        return samples
 
     def next_id(self, token_ids: Sequence[int]) -> int:
         return self._run(self._next_id(token_ids))
@@ -56,20 +87,40 @@ class Alone(Engine):
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
-    async def _served(self, case: Serve) -> float:
-        """Seconds from the first arrival to the last token."""
-        start = time.perf_counter()
-        opened = await asyncio.gather(*(self._stream(one) for one in streams(case)))
-        seconds = time.perf_counter() - start
+    async def _served(self, case: Serve) -> Sample:
+        """From the first arrival to the last token."""
+        work = asyncio.gather(*(self._stream(one) for one in streams(case)))
+        opened, sample = await _timed(work)
         await self._delete(opened)
-        return seconds
+        return sample
 
     async def _stream(self, stream: Stream) -> str:
         await asyncio.sleep(stream.at)
         session_id = await self._open(stream.token_ids)
-        told = await self._generate(session_id, stream.n_tokens)
+        told = await self._generate(session_id, stream.n_tokens, EMBEDDING)
         assert len(told) == stream.n_tokens
         return session_id
+
+    def _burst(self, case: Capture, session_ids: Sequence[str], asked: str) -> Sample:
+        points = points_of(asked, self._facade.model.config)
+        sample = self._run(self._streamed(case, session_ids, points))
+        return sample.per(case.n_sessions * case.n_tokens)
+
+    async def _streamed(
+        self, case: Capture, session_ids: Sequence[str], points: tuple[Point, ...]
+    ) -> Sample:
+        work = (self._generate(one, case.n_tokens, points) for one in session_ids)
+        told, sample = await _timed(asyncio.gather(*work))
+        assert all(len(ids) == case.n_tokens for ids in told)
+        for one in session_ids:
+            await self._facade.truncate(Truncate(session_id=one, to=case.context))
+        return sample
+
+    async def _swept(self, case: Sweep) -> tuple[Array, Sample]:
+        session, source = [await self._open(ids) for ids in patched_prompts(case)]
+        told = await _timed(swept(self._facade, case, session, source))
+        await self._delete([session, source])
+        return told
 
     async def _rebuilt(self, case: Rebuild) -> list[Sample]:
         """Two sessions in turn where there is room for one."""
@@ -87,7 +138,7 @@ class Alone(Engine):
 
     async def _next_id(self, token_ids: Sequence[int]) -> int:
         session_id = await self._open(token_ids)
-        (told,) = await self._generate(session_id, 1)
+        (told,) = await self._generate(session_id, 1, ())
         await self._delete([session_id])
         return told
 
@@ -95,14 +146,19 @@ class Alone(Engine):
         view = await self._facade.open(Open(token_ids=tuple(token_ids), ttl_seconds=TTL))
         return view.session.id
 
-    async def _generate(self, session_id: str, n_tokens: int) -> list[int]:
+    def _opened(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        return [self._run(self._open(token_ids)) for token_ids in prompts]
+
+    async def _generate(
+        self, session_id: str, n_tokens: int, points: tuple[Point, ...]
+    ) -> list[int]:
         """The ids of a stream of `n_tokens`."""
         command = Generate(
             session_id=session_id,
             max_tokens=n_tokens,
             sampling=GREEDY,
             ignore_eos=True,
-            capture=Capture(points=(EMBEDDING,)),
+            capture=Captured(points=points),
             atomic=False,
         )
         told: list[int] = []
@@ -118,6 +174,13 @@ class Alone(Engine):
     async def _delete(self, session_ids: Sequence[str]) -> None:
         for session_id in session_ids:
             await self._facade.delete(session_id)
+
+
+async def _timed(work: Awaitable[T]) -> tuple[T, Sample]:
+    """What `work` returns, and its time."""
+    start = time.perf_counter()
+    result = await work
+    return result, Sample(time.perf_counter() - start, 0.0)
 
 
 async def _started(parts: Loaded) -> Facade:

@@ -5,8 +5,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from bench.cases import Case, Decode, EngineSpec, Prefill, Rebuild, Serve
-from bench.samples import Sample
+from bench.cases import (
+    Activations,
+    Capture,
+    Case,
+    Decode,
+    EngineSpec,
+    Prefill,
+    Rebuild,
+    Serve,
+    Sweep,
+)
+from bench.samples import Sample, Sides
 
 N_VOCAB = 50257
 
@@ -14,21 +24,27 @@ N_VOCAB = 50257
 class Engine:
     """A model that is loaded, with no state between two calls.
 
-    It measures the kinds of cases that name it (`Case.engines`). Each method takes `case.steps`
-    timed steps; what they need is made before them and freed after them.
+    It measures the kinds of cases that name it (`Case.engines`). What the timed steps need is made
+    before them and freed after them.
     """
 
-    def measure(self, case: Case) -> list[Sample]:
+    def measure(self, case: Case) -> Sides:
         """The samples of one call."""
         match case:
             case Decode():
-                return self.decode(case)
+                return {"": self.decode(case)}
             case Prefill():
-                return self.prefill(case)
+                return {"": self.prefill(case)}
             case Rebuild():
-                return self.rebuild(case)
+                return {"": self.rebuild(case)}
             case Serve():
-                return self.serve(case)
+                return {"": self.serve(case)}
+            case Capture():
+                return self.capture(case)
+            case Sweep():
+                return self.sweep(case)
+            case Activations():
+                return self.activations(case)
 
     def decode(self, case: Decode) -> list[Sample]:
         raise NotImplementedError
@@ -40,6 +56,15 @@ class Engine:
         raise NotImplementedError
 
     def serve(self, case: Serve) -> list[Sample]:
+        raise NotImplementedError
+
+    def capture(self, case: Capture) -> Sides:
+        raise NotImplementedError
+
+    def sweep(self, case: Sweep) -> Sides:
+        raise NotImplementedError
+
+    def activations(self, case: Activations) -> Sides:
         raise NotImplementedError
 
     def next_id(self, token_ids: Sequence[int]) -> int | None:

@@ -1,66 +1,73 @@
-"""Our server as clients meet it: the real process, uvicorn, SSE, a TCP connection per stream.
+"""Our server as clients meet it: the real process, uvicorn, and `bench.engines.client`.
 
 The client is this process, and it has the same cores as the server. Its CPU time is not counted:
 
     seconds counted = wall seconds - CPU seconds of this process / cores
 
 which takes off what the client's work costs at least. Where it takes a core while the model's other
-threads wait at a barrier it costs more, and that stays counted. The client reads lines and counts
-those that are records; it parses nothing.
+threads wait at a barrier it costs more, and that stays counted.
 """
 
 import asyncio
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import uvloop
 
-from bench.cases import EngineSpec, Serve
+from bench.cases import Capture, EngineSpec, Serve, side_of
 from bench.engines.base import Engine
-from bench.load import Stream, streams
+from bench.engines.client import FORMS, Form, connected
+from bench.load import Stream, points_of, prompts, streams
 from bench.machine import available_threads
-from bench.modes import Values, settings_of
-from bench.samples import Sample
+from bench.modes import Values, config_in, settings_of
+from bench.samples import Sample, Sides, in_turns
+from model.config import GPT2Config
 from server.settings import PREFIX
 
 T = TypeVar("T")
 
-RECORD, END = b'data: {"object":"step"', b"data: [DONE]"
 START_SECONDS, STOP_SECONDS = 600, 15
 
 
 class Http(Engine):
     """A server process and its client."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, config: GPT2Config) -> None:
         self._process = process
         self._port = port
+        self._config = config
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._api = httpx.Client(base_url=_url(port), timeout=60, trust_env=False)
 
     def serve(self, case: Serve) -> list[Sample]:
-        start, cpu_start = time.perf_counter(), time.process_time()
-        opened = self._run(self._served(case))
-        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-        for session_id in opened:
-            self._api.delete(f"/v1/sessions/{session_id}").raise_for_status()
-        counted = seconds - cpu / available_threads()
-        return [Sample(counted / (case.n_streams * case.n_tokens), 0.0)]
+        opened, sample = self._counted(self._served(case))
+        self._delete(opened)
+        return [sample.per(case.n_streams * case.n_tokens)]
+
+    def capture(self, case: Capture) -> Sides:
+        opened = [self._open(token_ids) for token_ids in prompts(case)]
+        sides = {
+            side_of(form, asked): partial(self._burst, case, opened, FORMS[form], asked)
+            for form, asked in product(FORMS, ("", *case.asked))
+        }
+        samples = in_turns(sides, case.n_turns, warm_up=0)
+        self._delete(opened)
+        return samples
 
     def next_id(self, token_ids: Sequence[int]) -> int:
-        opened = self._api.post("/v1/sessions", json={"token_ids": list(token_ids)})
-        session_id = opened.raise_for_status().json()["id"]
+        session_id = self._open(token_ids)
         answer = self._api.post(f"/v1/sessions/{session_id}/generate", json=_greedy(1))
-        self._api.delete(f"/v1/sessions/{session_id}").raise_for_status()
+        self._delete([session_id])
         return int(answer.raise_for_status().json()["records"][0]["token"]["id"])
 
     def close(self) -> None:
@@ -72,57 +79,53 @@ class Http(Engine):
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
+    def _counted(self, work: Coroutine[Any, Any, T]) -> tuple[T, Sample]:
+        """What `work` returns, and what the server needed for it."""
+        start, cpu_start = time.perf_counter(), time.process_time()
+        result = self._run(work)
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        return result, Sample(seconds - cpu / available_threads(), 0.0)
+
+    def _open(self, token_ids: Sequence[int]) -> str:
+        opened = self._api.post("/v1/sessions", json={"token_ids": list(token_ids)})
+        return str(opened.raise_for_status().json()["id"])
+
+    def _delete(self, session_ids: Sequence[str]) -> None:
+        for session_id in session_ids:
+            self._api.delete(f"/v1/sessions/{session_id}").raise_for_status()
+
     async def _served(self, case: Serve) -> list[str]:
         return await asyncio.gather(*(self._stream(one) for one in streams(case)))
 
     async def _stream(self, stream: Stream) -> str:
         await asyncio.sleep(stream.at)
-        async with _connected(self._port) as (reader, writer):
-            writer.write(_post("/v1/sessions", {"token_ids": stream.token_ids}))
-            session_id = str(json.loads(await _body(reader))["id"])
-            body = _greedy(stream.n_tokens) | {"stream": True}
-            writer.write(_post(f"/v1/sessions/{session_id}/generate", body))
-            n_records = await _n_records(reader)
+        async with connected(self._port) as client:
+            opened = await client.created("/v1/sessions", {"token_ids": stream.token_ids})
+            path, body = f"/v1/sessions/{opened['id']}/generate", _greedy(stream.n_tokens)
+            n_records = await client.n_streamed(path, body, FORMS["sse"])
         assert n_records == stream.n_tokens, f"{n_records} records came"
-        return session_id
+        return str(opened["id"])
 
+    def _burst(self, case: Capture, session_ids: Sequence[str], form: Form, asked: str) -> Sample:
+        points = [str(point) for point in points_of(asked, self._config)]
+        body = _greedy(case.n_tokens) | {"points": points}
+        told, sample = self._counted(self._streamed(session_ids, body, form))
+        assert told == [case.n_tokens] * case.n_sessions, f"{told} records came"
+        for session_id in session_ids:
+            path, to = f"/v1/sessions/{session_id}/truncate", {"to": case.context}
+            self._api.post(path, json=to).raise_for_status()
+        return sample.per(case.n_sessions * case.n_tokens)
 
-async def _n_records(reader: asyncio.StreamReader) -> int:
-    """Read a stream of records to its end and count them."""
-    n_records = 0
-    async for line in reader:
-        if line.startswith(RECORD):
-            n_records += 1
-        elif line.startswith(END):
-            break
-    return n_records
+    async def _streamed(
+        self, session_ids: Sequence[str], body: dict[str, Any], form: Form
+    ) -> list[int]:
+        """How many records each session's stream had."""
 
+        async def one(session_id: str) -> int:
+            async with connected(self._port) as client:
+                return await client.n_streamed(f"/v1/sessions/{session_id}/generate", body, form)
 
-async def _body(reader: asyncio.StreamReader) -> bytes:
-    """The body of an answer of known length."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-    body = await reader.readexactly(length)
-    assert b" 201 " in head.partition(b"\r\n")[0], body
-    return body
-
-
-@asynccontextmanager
-async def _connected(
-    port: int,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        await writer.wait_closed()
-
-
-def _post(path: str, body: dict[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+        return await asyncio.gather(*(one(session_id) for session_id in session_ids))
 
 
 def _greedy(n_tokens: int) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def build(spec: EngineSpec, directory: Path, n_threads: int) -> Http:
     command = [sys.executable, "-m", "server", "serve"]
     process = subprocess.Popen(command, env=_environment(settings))
     _wait_until_ready(process, port)
-    return Http(process, port)
+    return Http(process, port, config_in(directory))
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:

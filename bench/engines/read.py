@@ -4,7 +4,6 @@ Weights once, and every cached key and value once. The limit moves with the mach
 it is one more engine in the rotation. Prefill is no matter of reading and has no such limit.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import torch
 
 from bench.cases import Decode, EngineSpec
 from bench.engines.base import Engine
+from bench.modes import config_in
 from bench.samples import Sample, repeat
-from model.config import GPT2Config, from_huggingface
+from model.config import GPT2Config
 
 ITEM = {"float32": 4, "bfloat16": 2, "int8": 1}
 
@@ -42,5 +42,5 @@ class Read(Engine):
 
 def build(spec: EngineSpec, directory: Path, n_threads: int) -> Read:
     torch.set_num_threads(n_threads)
-    raw = json.loads((directory / "huggingface" / "config.json").read_text())
-    return Read(from_huggingface(raw), itemsize=ITEM[spec.dtype], kv_itemsize=ITEM[spec.kv_dtype])
+    itemsize, kv_itemsize = ITEM[spec.dtype], ITEM[spec.kv_dtype]
+    return Read(config_in(directory), itemsize=itemsize, kv_itemsize=kv_itemsize)

@@ -1,6 +1,7 @@
 """Hugging Face transformers in eager mode with sdpa attention, as `generate` runs it on a CPU."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GPT2LMHeadModel, StaticCache
 from transformers.cache_utils import DynamicLayer
 
-from bench.cases import Decode, EngineSpec, Prefill
+from bench.cases import Activations, Capture, Decode, EngineSpec, Prefill, Sweep
 from bench.engines.base import Engine, token_ids
-from bench.samples import Sample, repeat
+from bench.engines.patching import by_layer, one_by_one
+from bench.samples import Sample, Sides, in_turns, repeat, timed
 
 STATIC_SPARE = 16  # positions that a static cache is longer than what it holds
 
@@ -39,6 +41,39 @@ class Transformers(Engine):
         ids = torch.tensor([token_ids(case.n_tokens)])
         return repeat(lambda: self._step(ids, self._empty(case.n_tokens)), case.steps)
 
+    @torch.inference_mode()
+    def capture(self, case: Capture) -> Sides:
+        """Steps with `output_hidden_states`, whatever is asked for, and without."""
+        cache = self._filled(case.n_sessions, case.context)
+        ids = torch.tensor(token_ids(case.n_sessions, seed=1)).unsqueeze(1)
+        self._step(ids, cache)
+
+        def step(*, shown: bool) -> Sample:
+            cache.crop(-1)
+            sample = timed(lambda: self._step(ids, cache, shown=shown))
+            return sample.per(case.n_sessions)
+
+        sides = {"": partial(step, shown=False), "hidden_states": partial(step, shown=True)}
+        return in_turns(sides, case.n_turns * case.n_tokens)
+
+    @torch.inference_mode()
+    def sweep(self, case: Sweep) -> Sides:
+        """Every pass is a sample; that of the source is not counted."""
+        return {
+            "one-by-one": [timed(one) for one in one_by_one(self._model, case)],
+            "by-layer": [timed(one).per(case.n_tokens) for one in by_layer(self._model, case)],
+        }
+
+    @torch.inference_mode()
+    def activations(self, case: Activations) -> Sides:
+        """All positions are computed."""
+        ids = torch.tensor([token_ids(case.n_tokens)])
+
+        def read() -> None:
+            self._model(ids, use_cache=False, logits_to_keep=1, output_hidden_states=True)
+
+        return {"": repeat(read, case.steps)}
+
     def _empty(self, length: int) -> Cache:
         if self._static:
             return StaticCache(config=self._model.config, max_cache_len=length + STATIC_SPARE)
@@ -58,9 +93,11 @@ class Transformers(Engine):
             )
         return cache
 
-    def _step(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Greedy ids [B] after ids [B, T]."""
-        out = self._model(ids, cache=cache, use_cache=True, logits_to_keep=1)
+    def _step(self, ids: Tensor, cache: Cache, *, shown: bool = False) -> Tensor:
+        """Greedy ids [B] after ids [B, T]; `shown`: with the hidden states."""
+        out = self._model(
+            ids, cache=cache, use_cache=True, logits_to_keep=1, output_hidden_states=shown
+        )
         logits: Tensor = out.logits[:, -1]  # [B, V]
         return logits.argmax(-1)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.cases import CASES, ENGINES, Case, EngineSpec, matching
+from bench.cases import CASES, ENGINES, Case, EngineSpec, engine_of, matching, side_of
 
 
 def test_names_are_unique_and_all_batches_and_contexts_are_there() -> None:
@@ -24,3 +24,9 @@ def test_keys_and_values_are_in_bfloat16_where_the_mode_says_so() -> None:
     assert EngineSpec("stepscope", "int8").kv_dtype == "float32"
     assert EngineSpec("stepscope", "int8", "kv16").kv_dtype == "bfloat16"
     assert EngineSpec("stepscope", "bfloat16").kv_dtype == "bfloat16"
+
+
+def test_a_side_tells_its_engine() -> None:
+    assert side_of("http-float32", "") == "http-float32"
+    assert side_of("http-float32", side_of("sse", "one")) == "http-float32+sse+one"
+    assert engine_of("http-float32+sse+one") == engine_of("http-float32") == "http-float32"

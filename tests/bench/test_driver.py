@@ -1,9 +1,10 @@
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 
 from bench import driver
-from bench.cases import Case, Decode, EngineSpec
+from bench.cases import Case, Decode, EngineSpec, side_of
 from bench.samples import Sample
 from bench.worker import Worker
 
@@ -11,16 +12,20 @@ CASE = Decode(1, 128, 5)
 
 
 class FakeWorker:
-    """Answers from a list; the last answer repeats."""
+    """Answers from a list, the same for each of its sides; the last answer repeats."""
 
-    def __init__(self, name: str, log: list[str], *answers: list[Sample]) -> None:
+    def __init__(
+        self, name: str, log: list[str], *answers: list[Sample], sides: Sequence[str] = ("",)
+    ) -> None:
         self.spec = EngineSpec("fake", name)
         self._log = log
         self._answers = list(answers)
+        self._sides = sides
 
-    def measure(self, case: Case) -> list[Sample]:
+    def measure(self, case: Case) -> dict[str, list[Sample]]:
         self._log.append(self.spec.dtype)
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return {side_of(self.spec.name, side): answer for side in self._sides}
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +75,12 @@ def test_what_stays_disturbed_is_left_out_in_the_end() -> None:
     assert result.medians() == [{"fake-a": 1.0}]
     assert result.counts("fake-b") == (0, 5 * driver.ATTEMPTS)
     assert "".join(log) == "a" + "b" * driver.ATTEMPTS
+
+
+def test_the_sides_of_an_engine_are_told_apart_and_have_their_turns_together() -> None:
+    log: list[str] = []
+    sided = FakeWorker("a", log, DIRTY, clean(1), sides=["", "one"])
+    result = measured([sided, FakeWorker("b", log, clean(3))], n_rounds=1)
+    assert result.medians() == [{"fake-a": 1.0, "fake-a+one": 1.0, "fake-b": 3.0}]
+    assert result.names == ["fake-a", "fake-a+one", "fake-b"]
+    assert "".join(log) == "aba"

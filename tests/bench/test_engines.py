@@ -1,14 +1,11 @@
 """The engines that the tests have the packages for do the same work on the same weights."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from bench.cases import Case, Decode, EngineSpec, Prefill, Rebuild, Serve
-from bench.engines.base import Engine, build, token_ids
+from bench.engines.base import Engine, token_ids
 from bench.engines.stepscope import Stepscope
 
 MODELS = [
@@ -29,20 +26,6 @@ CASES: list[Case] = [Decode(1, 8, 2), Decode(3, 20, 2), Prefill(12, 2)]
 Build = Callable[[EngineSpec], Engine]
 
 
-@pytest.fixture(scope="module")
-def made(weights: Path) -> Iterator[Build]:
-    engines: dict[str, Engine] = {}
-
-    def make(spec: EngineSpec) -> Engine:
-        if spec.name not in engines:
-            engines[spec.name] = build(spec, weights, torch.get_num_threads())
-            stack.callback(engines[spec.name].close)
-        return engines[spec.name]
-
-    with ExitStack() as stack:
-        yield make
-
-
 def named(spec: EngineSpec) -> str:
     return spec.name
 
@@ -60,7 +43,7 @@ def test_measuring_gives_its_samples_and_leaves_nothing(
 ) -> None:
     engine = made(spec)
     before = engine.next_id(token_ids(30))
-    samples = engine.measure(case)
+    samples = engine.measure(case)[""]
     assert len(samples) == case.steps
     assert all(sample.seconds > 0 for sample in samples)
     assert engine.next_id(token_ids(30)) == before
@@ -89,13 +72,13 @@ def test_filled_sessions_continue_as_the_one_that_was_computed(made: Build) -> N
 def test_streams_come_whole_and_their_sessions_are_closed(made: Build, spec: EngineSpec) -> None:
     engine = made(spec)
     for _ in range(2):
-        (sample,) = engine.measure(Serve(3, 5))
+        (sample,) = engine.measure(Serve(3, 5))[""]
         assert sample.seconds > 0
         assert sample.is_clean
 
 
 def test_touching_an_evicted_session_is_measured_by_the_rows_it_rebuilds(made: Build) -> None:
-    samples = made(TIGHT).measure(Rebuild(40, 2))
+    samples = made(TIGHT).measure(Rebuild(40, 2))[""]
     assert len(samples) == 2
     assert all(sample.seconds > 0 for sample in samples)
 

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench.cases import CASES, ENGINES, Decode, EngineSpec, Serve, matching
+from bench.cases import CASES, ENGINES, Capture, Decode, EngineSpec, Serve, engine_of, matching
 from bench.driver import CaseResult
 from bench.report import TARGETS, Page, Ratio, Target, fastest, ratio
 from bench.samples import Sample
@@ -48,8 +48,8 @@ def test_targets_name_cases_and_engines_that_exist(target: Target) -> None:
     assert cases
     for case in cases:
         taking_part = matching(ENGINES, case.engines)
-        assert matching(taking_part, [target.ours])
-        assert matching(taking_part, target.others)
+        assert matching(taking_part, [engine_of(target.ours)])
+        assert matching(taking_part, [engine_of(other) for other in target.others])
 
 
 READ = EngineSpec("read", "float32")
@@ -102,3 +102,13 @@ def test_served_tokens_are_shown_per_second() -> None:
 def test_tables_of_others_are_shown_as_they_are() -> None:
     page = Page([], {}, tables={"Fork": [{"ours": OURS, "fork_us": 37.512}]}).render()
     assert "## Fork\n\n| ours | fork_us |\n| --- | --- |\n| stepscope-float32 | 37.51 |" in page
+
+
+def test_what_looking_inside_costs_is_a_ratio_between_sides() -> None:
+    bare, one = "alone-float32", "alone-float32+one"
+    result = rounds({bare: 0.004, one: 0.005})
+    result.case = Capture("capture", ("one",), 1, ())
+    page = Page([EngineSpec("alone", "float32")], {}, [result]).render()
+    assert f"| capture | {one} | {bare} | 0.80 (0.80 to 0.80) | 0.97 | 82% |" in page
+    assert f"| capture | {bare} | 250 |\n| capture | {one} | 200 |" in page
+    assert "Tokens or rebuilt rows" not in page

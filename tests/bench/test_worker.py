@@ -12,7 +12,8 @@ READ, MODEL, ALONE = (EngineSpec(name, "float32") for name in ("read", "stepscop
 def test_a_worker_measures_in_its_own_process_and_tells_failures(weights: Path) -> None:
     worker = Worker(READ, weights, 1)
     assert worker.next_id([1]) is None
-    assert len(worker.measure(Decode(2, 8, 3))) == 3
+    samples = worker.measure(Decode(2, 8, 3))
+    assert [(name, len(own)) for name, own in samples.items()] == [(READ.name, 3)]
     with pytest.raises(WorkerError, match=r"read-float32: [\s\S]*RuntimeError"):
         worker.measure(Decode(-(10**9), 8, 3))
     worker.close()

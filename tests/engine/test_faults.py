@@ -392,7 +392,7 @@ async def test_every_ending_is_observed_once() -> None:
         await rig.settled()
     told = [(one.kind, one.reason, one.n_prompt, one.n_generated) for one in observer.ended]
     assert told[:3] == [
-        ("append", "done", 1, 0),
+        ("open", "done", 1, 0),
         ("generate", "length", 0, 3),
         ("append", "StepFailed", 1, 0),
     ]

@@ -7,7 +7,7 @@ from engine.commands import Fork, Truncate
 from engine.errors import EditNotFinite, EditOutOfReach, PositionCommitted, TooManyEdits
 from engine.events import Done
 from model.points import Point
-from sessions.edits import Edit, Intervention
+from sessions.edits import STEP_BYTES, Edit, Intervention
 from sessions.log import MemoryLog
 from tests.engine.editing import assert_looks_like, disguise, disguised, value
 from tests.engine.rig import (
@@ -259,20 +259,30 @@ async def test_positions_that_are_committed_or_never_stepped_are_refused() -> No
 
 
 @in_loop
-async def test_edits_in_memory_are_bounded() -> None:
-    n_bytes = disguise(A).n_bytes
-    async with running(edit_bytes=5 * n_bytes) as rig:
+async def test_edits_in_memory_are_bounded_and_counted_once() -> None:
+    edits, others = (disguised(A),), (disguised(B),)
+    limit = disguise(A).n_bytes + 5 * STEP_BYTES
+    async with running(edit_bytes=limit) as rig:
         session_id = await rig.open()
-        await rig.appended(session_id, [1, 2, 3], interventions=(disguised(A),))
+        await rig.appended(session_id, [1, 2, 3], interventions=edits)
         refusals = assert_refused(
             TooManyEdits,
-            lambda: rig.append(session_id, [1, 2, 3], interventions=(disguised(A),)),
+            lambda: rig.append(session_id, [1, 2, 3], interventions=edits),
+            lambda: rig.append(session_id, [1], interventions=others),
         )
-        assert (refusals[0].n_bytes, refusals[0].max_bytes) == (6 * n_bytes, 5 * n_bytes)
-        await rig.appended(session_id, [1, 2], interventions=(disguised(A),))
+        told = (refusals[0].n_bytes, refusals[0].max_bytes)
+        assert told == (limit + STEP_BYTES, limit)
+        await rig.probe(token_ids=(1, 2, 3), interventions=others, capture=SEEN)  # is not kept
+        first = rig.append(session_id, [1, 2], interventions=edits)
+        assert_refused(  # what is under way counts
+            TooManyEdits,
+            lambda: rig.engine.fork(
+                Fork(session_id=session_id, token_ids=(1, 2), interventions=edits)
+            ),
+        )
+        await ended(first)
         await rig.engine.delete(session_id)
-        again = await rig.open()
-        await rig.appended(again, [1] * 5, interventions=(disguised(A),))
+        await rig.appended(await rig.open(), [1] * 5, interventions=edits)
 
 
 @in_loop
@@ -288,6 +298,22 @@ async def test_values_that_overflow_fail_their_own_row_and_say_so() -> None:
         assert_looks_like((await ended(good)).records, [3, 6])
         assert not rig.session(session_id).edits
         await assert_goes_on(rig, session_id, [1, 2])
+
+
+@in_loop
+async def test_later_steps_that_edits_make_overflow_say_so_too() -> None:
+    """A value that its own step does not look at."""
+    huge = value(np.full((CONFIG.n_head, CONFIG.d_head), 1e25, np.float32))
+    edits = (
+        Intervention(edit=Edit(point="v.0", op="replace", value=huge)),
+        Intervention(edit=Edit(point="z.0", op="scale", scale=0.0)),
+    )
+    async with running() as rig:
+        session_id = await rig.open([1, 2])
+        await rig.appended(session_id, [3], interventions=edits)
+        with pytest.raises(EditNotFinite):
+            await rig.appended(session_id, [4])
+        assert rig.length(session_id) == 3
 
 
 @in_loop

@@ -1,16 +1,25 @@
 """Internals of committed steps: read from the cache where it has them, computed where not."""
 
+import asyncio
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from engine.commands import Probe, Read, Truncate
-from engine.errors import NoRoom, PastLengthMismatch, PositionsOutOfRange, StepFailed
+from engine.errors import (
+    NoRoom,
+    PastLengthMismatch,
+    PositionsOutOfRange,
+    SessionDeleted,
+    StepFailed,
+)
 from engine.events import Progress
 from model.points import LENS_TOP, Point
 from sessions.errors import LengthOutOfRange, SessionNotFound
-from sessions.log import MemoryLog
+from sessions.log import Committed, Entry, MemoryLog
 from tests.agreement import assert_agrees
-from tests.engine.doubles import Failing, Gated, Rows
+from tests.engine.doubles import Failing, FailingLog, Gated, Rows
 from tests.engine.editing import assert_looks_like, disguised
 from tests.engine.rig import (
     CONFIG,
@@ -19,6 +28,7 @@ from tests.engine.rig import (
     ended,
     gate,
     happened,
+    ids_of,
     in_loop,
     pieces,
     running,
@@ -240,6 +250,75 @@ async def test_a_failing_read_leaves_everything_as_it_was() -> None:
         assert [session.id for session in log.load()] == [session_id]
         done = await rig.appended(session_id, [1], capture=capture(Point("ln_f")))
         assert_looks_like(done.records, [*ids, 1])
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@in_loop
+async def test_a_log_that_fails_is_no_concern_of_a_read_beside(atomic: bool) -> None:
+    def refused(entries: Sequence[Entry]) -> bool:
+        return any(isinstance(one, Committed) and 7 in one.token_ids for one in entries)
+
+    async with running(Gated, log=FailingLog(refused)) as rig:
+        gate(rig).let(2)
+        ids = some_ids(6)
+        session_id, other = await rig.open(ids), await rig.open([1])
+        going = rig.generate(session_id, 40, ignore_eos=True)
+        await happened(gate(rig).arrived)
+        lost = rig.append(other, [7])
+        read = rig.engine.read(
+            Read(session_id=session_id, capture=capture(Point("ln_f")), atomic=atomic)
+        )
+        gate(rig).release()
+        with pytest.raises(StepFailed):
+            await ended(lost)
+        assert_looks_like((await ended(read)).records, ids)
+        generated = ids_of((await ended(going)).records)
+        done = await rig.appended(session_id, [5], capture=capture(Point("ln_f")))
+        assert len(generated) == 40
+        assert_looks_like(done.records, [*ids, *generated, 5])
+
+
+@in_loop
+async def test_deleting_a_session_ends_what_reads_it() -> None:
+    async with running(Gated) as rig:
+        gate(rig).let(1)
+        session_id = await rig.open(some_ids(40))
+        seen = capture(Point("ln_f"))
+        read = rig.engine.read(Read(session_id=session_id, capture=seen, atomic=False))
+        probe = rig.engine.probe(Probe(session_id=session_id, at=40, token_ids=(1,), capture=seen))
+        await happened(gate(rig).arrived)
+        deleted = asyncio.create_task(rig.engine.delete(session_id))
+        await asyncio.sleep(0)
+        gate(rig).release()
+        await deleted
+        for reply in (read, probe):
+            with pytest.raises(SessionDeleted):
+                await ended(reply)
+        await rig.settled()
+        assert not rig.places()
+
+
+@pytest.mark.parametrize("names", [("logits",), ("lens.*", "logits"), ("pattern.0",)])
+@in_loop
+async def test_steps_that_nobody_sees_do_not_make_passes_shorter(names: tuple[str, ...]) -> None:
+    async with running() as rig:
+        ids = some_ids(120)
+        seen = capture(*rig.points(*names), positions=frozenset({119}))
+        done = await rig.probe(token_ids=tuple(ids), capture=seen, atomic=False)
+        assert_looks_like(done.records, ids)
+        assert [len(row) for rows in rig.model.passes for row in rows] == [120]
+
+
+@pytest.mark.parametrize("edited", [True, False])
+@in_loop
+async def test_edited_probes_leave_nothing_to_be_found(edited: bool) -> None:
+    async with running() as rig:
+        ids = tuple(some_ids(70))
+        interventions = (disguised(7, (3, 4)),) if edited else ()
+        seen = capture(Point("ln_f"), positions=frozenset({69}))
+        await rig.probe(token_ids=ids, interventions=interventions, capture=seen)
+        await rig.settled()
+        assert rig.cache.usage().bytes_cached == (0 if edited else pieces(2))
 
 
 @in_loop

@@ -1,12 +1,15 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from engine.commands import Open, Read, Truncate
 from engine.errors import StepFailed
-from engine.events import StepRecord
+from engine.events import Done, Progress, Recorded, StepRecord
 from engine.recordings import Recordings
 from model.points import Point
-from tests.engine.doubles import Failing, steps_token
+from sessions.log import Committed, Entry
+from tests.engine.doubles import Failing, FailingLog, steps_token
 from tests.engine.editing import assert_looks_like, disguised
 from tests.engine.rig import Rig, capture, in_loop, running, some_ids
 
@@ -14,12 +17,12 @@ LN_F, Z = Point("ln_f"), Point("z", 0)
 BYTES = 4 * (8 + 2 * 4)
 
 
-def step(position: int, fill: float = 1.0) -> StepRecord:
-    recorded = {
+def step(position: int, fill: float = 1.0) -> Recorded:
+    points = {
         LN_F: np.full(8, fill, np.float32),
         Z: np.arange(8, dtype=np.float32).reshape(2, 4) + fill,
     }
-    return StepRecord(index=0, position=position, token_id=0, text="", recorded=recorded)
+    return Recorded(position, points)
 
 
 def kept(recordings: Recordings, session_id: str, n: int) -> list[int]:
@@ -75,6 +78,27 @@ def test_branches_share_and_outlive_each_other() -> None:
     recordings.forget("b")
     recordings.forget("b")
     assert recordings.n_bytes == 0
+    recordings.check()
+
+
+def test_what_is_on_its_way_is_bounded_too() -> None:
+    recordings = Recordings(2 * BYTES)
+    assert recordings.take(BYTES)
+    assert recordings.take(BYTES)
+    assert not recordings.take(BYTES)
+    recordings.give_back([step(0)])
+    assert recordings.take(BYTES)
+    recordings.arrive([step(0), step(1)])
+    assert recordings.take(2 * BYTES)
+
+
+def test_a_step_that_cannot_fit_costs_nobody_anything() -> None:
+    recordings = Recordings(2 * BYTES)
+    recordings.keep("a", 1, [step(0)])
+    recordings.keep("b", 3, [step(0), step(1), step(2)])
+    assert [kept(recordings, name, 3) for name in "ab"] == [[], [0, 1]]
+    recordings.keep("c", 1, [Recorded(0, {LN_F: np.zeros(3 * BYTES, np.float32)})])
+    assert [kept(recordings, name, 3) for name in "bc"] == [[0, 1], []]
     recordings.check()
 
 
@@ -141,3 +165,41 @@ async def test_a_fork_that_fails_leaves_no_recording() -> None:
         rig.engine.recordings.check()
         await rig.engine.delete(parent)
         assert rig.engine.recordings.n_bytes == 0
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@in_loop
+async def test_what_is_recorded_rides_on_no_event_that_a_slow_reader_has(atomic: bool) -> None:
+    async with running(record_bytes=300_000) as rig:
+        session_id = await recording(rig, [1])
+        reply = rig.append(session_id, some_ids(100), atomic=atomic)
+        await rig.settled()
+        assert not rig.engine._requests._requests
+        async for event in reply:
+            assert isinstance(event, Progress | Done)
+            assert not event.recorded
+        assert rig.engine.recordings.n_bytes <= 300_000
+        assert recorded(rig, session_id, "ln_f") is None
+        assert rig.engine.recordings.take(300_000)  # nothing is on its way any more
+        asked = Read(
+            session_id=session_id, capture=capture(Point("ln_f"), positions=frozenset({0}))
+        )
+        assert rig.engine.recorded(asked) is not None
+
+
+@in_loop
+async def test_what_fails_or_is_lost_is_not_on_its_way_for_ever() -> None:
+    def refused(entries: Sequence[Entry]) -> bool:
+        return any(isinstance(one, Committed) and 9 in one.token_ids for one in entries)
+
+    log = FailingLog(refused)
+    async with running(lambda model: Failing(model, steps_token(7)), log=log) as rig:
+        session_id = await recording(rig, [1])
+        for last in (7, 9):
+            for atomic in (True, False):
+                with pytest.raises(StepFailed):
+                    await rig.appended(session_id, [1, 2, last], atomic=atomic)
+                length = rig.length(session_id)
+                await rig.engine.truncate(Truncate(session_id=session_id, to=min(length, 1)))
+        await rig.settled()
+        assert rig.engine.recordings.take(rig.engine.recordings.max_bytes)

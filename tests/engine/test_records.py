@@ -246,7 +246,7 @@ async def test_what_one_job_sees_in_one_iteration_is_bounded(
 ) -> None:
     cheap = [point for point in EVERYTHING if not point.is_head_product]
     n_bytes = sum(point.n_bytes(CONFIG) for point in cheap)
-    monkeypatch.setattr("engine.job.CAPTURE_BYTES", 10 * n_bytes)
+    monkeypatch.setattr("engine.sight.CAPTURE_BYTES", 10 * n_bytes)
     for points, at_once in [((), 60), (cheap, 10), (EVERYTHING, 1)]:
         async with running() as rig:
             await rig.appended(await rig.open(), some_ids(60), capture=capture(*points))

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from embedding.errors import PositionOverflow
-from engine.commands import Truncate
+from engine.commands import Read, Truncate
 from engine.errors import EmptySession, NoRoom
 from engine.events import Done, StepRecord
 from engine.limits import Limits
@@ -289,8 +289,11 @@ class AnyRequests(RuleBasedStateMachine):
         generating=st.lists(st.booleans(), min_size=4, max_size=4),
     )
     def together(self, chosen: list[str], n: int, generating: list[bool]) -> None:
-        """Several sessions in one batch: as many as there is room for, and some must wait."""
-        replies = {}
+        """Several sessions in one batch: as many as there is room for, and some must wait.
+
+        They are read meanwhile, as they were before it.
+        """
+        replies, looks = {}, []
         for session_id, generates in zip(chosen, generating, strict=False):
             history = self.histories[session_id]
             if len(history) + n > CONFIG.n_ctx:
@@ -301,11 +304,24 @@ class AnyRequests(RuleBasedStateMachine):
                 )
             else:
                 replies[session_id] = self.rig.append(session_id, [7] * n)
+            if history:
+                seen = capture(*self.rig.points("ln_f", "resid_post.0", "pattern.1"))
+                command = Read(session_id=session_id, capture=seen, fresh=n % 2 == 0, atomic=False)
+                looks.append((session_id, len(history), self.rig.engine.read(command)))
+        for look, done in zip(
+            looks, self.settle(replies, [reply for *_, reply in looks]), strict=True
+        ):
+            session_id, length, _ = look
+            if done is not None:
+                assert [record.position for record in done.records] == list(range(length))
+                assert_looks_like(
+                    done.records, self.histories[session_id][:length], self.edits[session_id]
+                )
 
-        self.settle(replies)
-
-    def settle(self, replies: Mapping[str, Reply]) -> None:
-        """Accept what each request brought, if it found room."""
+    def settle(
+        self, replies: Mapping[str, Reply], looks: Sequence[Reply] = ()
+    ) -> Sequence[Done | None]:
+        """Accept what each request brought, if it found room; returns what `looks` brought."""
 
         async def one(reply: Reply) -> Done | None:
             try:
@@ -314,11 +330,13 @@ class AnyRequests(RuleBasedStateMachine):
                 return None
 
         async def all_of_them() -> Sequence[Done | None]:
-            return await asyncio.gather(*map(one, replies.values()))
+            return await asyncio.gather(*map(one, [*replies.values(), *looks]))
 
-        for session_id, done in zip(replies, self.run(all_of_them()), strict=True):
+        ends = self.run(all_of_them())
+        for session_id, done in zip(replies, ends, strict=False):
             if done is not None:
                 self.accept(session_id, done)
+        return ends[len(replies) :]
 
     def accept(self, session_id: str, done: Done) -> None:
         """What was told becomes the history, and all that was told must be right."""

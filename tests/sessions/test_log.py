@@ -49,7 +49,7 @@ def test_all_that_was_said_at_open_is_kept(log: SessionLog) -> None:
         record=("resid_post.0", "z.1[0]"),
         token_ids=(0, 50256, 7),
         edits={1: (EDIT,)},
-        edit_bytes=EDIT.n_bytes,
+        edit_sizes={EDIT.digest: EDIT.n_bytes},
     )
     log.commit([Opened(opened)])
     assert log.load() == [opened]

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sessions.edits import Edit
+from sessions.edits import STEP_BYTES, Edit
 from sessions.errors import SessionError, SessionExpired, SessionNotFound, TooManySessions
 from sessions.registry import Registry
 from sessions.session import Session
@@ -363,16 +363,31 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 
 
-def test_edits_count_while_their_session_lives(registry: Registry) -> None:
-    edit = Edit(point="ln_f", op="scale", scale=0.0)
-    edited = session("a").committed((1, 2), {0: (edit,), 1: (edit,)})
+def test_edits_count_once_while_a_session_has_them(registry: Registry) -> None:
+    one, two = (Edit(point="ln_f", op="scale", scale=scale) for scale in (0.0, 2.0))
+    edited = session("a").committed((1, 2, 3), {0: (one,), 1: (one, two)})
     assert registry.publish(edited)
-    assert registry.publish(session("b"))
-    assert registry.edit_bytes == 2 * edit.n_bytes
+    assert registry.publish(session("b").committed((1,), {0: (one,)}))
+    assert registry.edit_bytes == one.n_bytes + two.n_bytes + 3 * STEP_BYTES
+    assert registry.edits.more([one, two]) == 0
     assert registry.publish(edited.truncated(1))
-    assert registry.edit_bytes == edit.n_bytes
+    assert registry.edit_bytes == one.n_bytes + 2 * STEP_BYTES
+    assert registry.edits.more([one, two, two]) == two.n_bytes
     registry.remove("a")
+    assert registry.edit_bytes == one.n_bytes + STEP_BYTES
+    registry.remove("b")
     assert registry.edit_bytes == 0
+
+
+def test_a_tombstone_keeps_no_history(registry: Registry, clock: Clock) -> None:
+    edit = Edit(point="ln_f", op="scale", scale=0.0)
+    registry.publish(session("a").committed((1, 2), {0: (edit,)}))
+    clock.now += TTL + 1
+    (expired,) = registry.expire()
+    assert expired.past_length == 2
+    assert registry.edit_bytes == 0
+    with pytest.raises(SessionExpired):
+        registry.find("a")
 
 
 def test_what_was_removed_while_in_use_does_not_live_again(registry: Registry) -> None:

@@ -44,9 +44,9 @@ def test_a_truncate_keeps_the_first_tokens(ids: tuple[int, ...], data: st.DataOb
 def test_edits_are_committed_with_their_steps_and_forgotten_with_them() -> None:
     edited = session((1, 2)).committed((3, 4), {3: (EDIT,)}).committed((5,), {4: (EDIT, EDIT)})
     assert edited.edits == {3: (EDIT,), 4: (EDIT, EDIT)}
-    assert edited.edit_bytes == 3 * EDIT.n_bytes > 0
+    assert edited.edit_sizes == {EDIT.digest: EDIT.n_bytes}
     assert edited.truncated(4).edits == {3: (EDIT,)}
-    assert edited.truncated(4).edit_bytes == EDIT.n_bytes
+    assert edited.truncated(4).edit_sizes == edited.edit_sizes
     assert edited.truncated(2) == session((1, 2))
 
 
