@@ -26,6 +26,7 @@ from engine.errors import (
 )
 from engine.limits import Limits
 from engine.requests import Requests
+from engine.studies.turns import Turns
 from sessions.edits import STEP_BYTES, Intervention
 from sessions.registry import Registry
 from sessions.session import Session
@@ -35,11 +36,18 @@ class Admission:
     """Checks against the sessions and requests of one engine. `n_ctx` positions to a session."""
 
     def __init__(
-        self, registry: Registry, requests: Requests, limits: Limits, *, n_ctx: int
+        self,
+        registry: Registry,
+        requests: Requests,
+        turns: Turns,
+        limits: Limits,
+        *,
+        n_ctx: int,
     ) -> None:
         self.draining = False  # no new work is taken
         self._registry = registry
         self._requests = requests
+        self._turns = turns
         self._max_queue = limits.max_queue
         self._max_edit_bytes = limits.edit_bytes
         self._n_ctx = n_ctx
@@ -56,8 +64,8 @@ class Admission:
             raise ShuttingDown
 
     def check_queue(self) -> None:
-        """Raises QueueFull."""
-        if len(self._requests) >= self._max_queue:
+        """Raises QueueFull. A study counts as one request, whatever it has in the engine."""
+        if self._requests.n_queued + self._turns.n_studies >= self._max_queue:
             raise QueueFull(self._max_queue)
 
     def free(self, session_id: str, owner: str = "", *, past_length: int | None = None) -> Session:
@@ -193,7 +201,8 @@ class Admission:
         """See that these may be told of, as far as they were asked for."""
         asked = command.capture.positions
         _check_asked(positions, asked)
-        self.check_queue()
+        if isinstance(command, Read) or not command.of_study:
+            self.check_queue()
         if command.reply_limit is not None:
             n_records = len(positions) if asked is None else len(asked)
             command.reply_limit.take(n_records=n_records, n_full=n_records)

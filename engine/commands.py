@@ -174,7 +174,8 @@ class Probe:
     """Steps that nobody keeps, after the first `at` tokens of a session, or of none.
 
     The session's own tokens `at`..`stop` - 1 are stepped again, then `token_ids`. Records come of
-    `capture.positions` only, or of all that is stepped.
+    `capture.positions` only, or of all that is stepped. `of_study`: the study is in the queue, and
+    its cells are not counted.
     """
 
     session_id: str | None = None
@@ -187,3 +188,4 @@ class Probe:
     capture: Capture
     atomic: bool = True
     reply_limit: ReplyLimit | None = None
+    of_study: bool = False

@@ -33,6 +33,7 @@ from engine.protocol import Model, NoObserver, Observer
 from engine.recordings import Recordings, recorded
 from engine.reply import Reply
 from engine.requests import Requests
+from engine.studies.turns import Turns
 from engine.views import SessionView, Stats, ViewPage
 from engine.writer import LogWriter
 from sessions.log import SessionLog
@@ -69,12 +70,15 @@ class Engine:
         self._log = log
         self._clock = clock
 
+        self.turns = Turns()
         self._inbox = Inbox()
         self._jobs = Jobs(model.config, tokenizer, self.recordings)
         self._requests = Requests(
             self.registry, self.recordings, self._inbox, asyncio.get_running_loop()
         )
-        self.admission = Admission(self.registry, self._requests, limits, n_ctx=model.config.n_ctx)
+        self.admission = Admission(
+            self.registry, self._requests, self.turns, limits, n_ctx=model.config.n_ctx
+        )
         self._thread = ModelThread(
             model=model,
             cache=cache,
@@ -292,7 +296,7 @@ class Engine:
         """
         branch = self.admission.probe(command)
         assert branch.tail or command.token_ids, "nothing to step"
-        reply = self._requests.passing()
+        reply = self._requests.passing(queued=not command.of_study)
         job = self._jobs.probe(branch, self.registry.new_id(), command, reply)
         self._inbox.put(RunJob(job))
         return reply

@@ -178,7 +178,8 @@ class ModelThread(threading.Thread):
         except NoRoom as error:
             self._restore(job.session.id, known)
             self._tell_job(batch, job, Failed(error, known), before=known)
-            self._observe(job, type(error).__name__)
+            if job.kind != "probe":  # it is tried again, or its study fails
+                self._observe(job, type(error).__name__)
             return
         self._tell_job(batch, job, Started(), before=known)
 
@@ -264,7 +265,7 @@ class ModelThread(threading.Thread):
             Finished(
                 kind=job.kind,
                 reason=reason or "done",
-                n_prompt=len(job.new_ids),
+                n_prompt=len(job.new_ids) if job.started else 0,
                 n_generated=job.n_generated,
                 n_cached=0 if job.reads else job.cached,
                 n_rebuilt=job.rebuilt,

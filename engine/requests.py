@@ -35,6 +35,7 @@ class _Request:
     edit_bytes: int = 0  # that it may add to histories
     session: Session | None = None
     publishes: bool = True
+    queued: bool = True
 
 
 class Requests:
@@ -60,6 +61,11 @@ class Requests:
         return len(self._requests)
 
     @property
+    def n_queued(self) -> int:
+        """Those that count in the queue."""
+        return sum(request.queued for request in self._requests.values())
+
+    @property
     def edit_bytes(self) -> int:
         """What the requests in flight may add to histories in edits."""
         return sum(request.edit_bytes for request in self._requests.values())
@@ -70,9 +76,9 @@ class Requests:
         release = partial(self._registry.clear_busy, session.id)
         return self._add(_Request(release, session.id, edit_bytes, session))
 
-    def passing(self) -> Reply:
-        """Work that leaves no session behind."""
-        return self._add(_Request(lambda: None, publishes=False))
+    def passing(self, *, queued: bool = True) -> Reply:
+        """Work that leaves no session behind; `queued`: it counts as a request of its own."""
+        return self._add(_Request(lambda: None, publishes=False, queued=queued))
 
     def opening(self, session_id: str, edit_bytes: int = 0) -> Reply:
         """A session being opened, whose place is held until it ends.

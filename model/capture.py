@@ -67,7 +67,7 @@ class Layout:
         is_lens = point.name == "lens"  # what is captured is the row that the head multiplies
         shape = (config.n_embd,) if is_lens else point.shape(config, 0)
         units = None if is_lens or point.units is None else torch.tensor(point.units)
-        if "key" in point.axes:
+        if point.is_ragged:
             return Column(point, shape, None, units)
         start, self.width = self.width, self.width + prod(shape)
         return Column(point, shape, slice(start, self.width), units)

@@ -76,7 +76,7 @@ class Changes:
         units = None if point.units is None else torch.tensor(point.units)
         value = None if edit.value is None else _decoded(edit.value)
         if value is not None and edit.op == "project":
-            value = value / value.norm()
+            value = _unit(value)
         return Change(edit, point, value, units)
 
 
@@ -85,6 +85,12 @@ def _masked(scores: Tensor, keys: tuple[Span, ...]) -> Tensor:
     for first, stop in keys:
         masked[..., first:stop] = -torch.inf
     return masked
+
+
+def _unit(value: Tensor) -> Tensor:
+    """Its direction. Squares of finite float32 numbers fit float64, however large or small."""
+    wide = value.double()
+    return wide.div_(torch.linalg.vector_norm(wide)).float()
 
 
 def _decoded(value: Value) -> Tensor:

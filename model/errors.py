@@ -16,7 +16,7 @@ ModelError
 ├── UnknownPoint             a name that is no point of this model
 ├── TooManyPoints            more names than one request may have
 ├── NotExact                 a result on this machine depends on what it is computed with
-├── NonFiniteHidden          NaN or infinity in what the blocks computed
+├── NonFiniteHidden          NaN or infinity in what the blocks computed, or soon
 └── NonFiniteLogits          NaN or infinity where an id should be chosen
 """
 
@@ -171,7 +171,10 @@ class NonFiniteLogits(ModelError):
 
 
 class NonFiniteHidden(ModelError):
-    """NaN or infinity in an `ln_f` row: nothing that follows from it would mean anything."""
+    """NaN or infinity in what a step leaves behind, or numbers so large that products overflow.
+
+    Nothing that follows from it would mean anything.
+    """
 
     def __init__(self) -> None:
-        super().__init__("the hidden state holds NaN or infinity")
+        super().__init__("the hidden state holds NaN, infinity or what would overflow")

@@ -20,7 +20,7 @@ from cache.buffers import KVBuffers, Shape
 from embedding.lookup import Embedder, embed
 from embedding.tables import EmbeddingTables
 from model.attention.attention import Attention
-from model.attention.exact import ExactAttention
+from model.attention.explicit import ExplicitAttention
 from model.attention.fused import FusedAttention
 from model.attention.plan import Plan, in_order
 from model.batch import Captured, Floats, Row
@@ -35,6 +35,8 @@ from model.precision.modes import PRECISIONS
 from model.weights.checkpoint import Checkpoint
 
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LARGEST_KEPT = 1e30  # of the keys and values of an edited token: no product with a query overflows
+_ROUNDING = 8  # a packed head takes the mean row apart and rounds the rest: never that much more
 
 
 def cache_shape(config: GPT2Config, kv_dtype: str) -> Shape:
@@ -63,10 +65,10 @@ class GPT2:
         """Prepare the products. One pass takes at most `max_tokens` tokens in all its rows.
 
         `batch_invariant`, in float32 only: a row's bits do not depend on its company. The pieces of
-        its cache are whole blocks of `model.attention.exact`.
+        its cache are whole blocks of `model.attention.explicit`.
         """
         precision = Exact() if batch_invariant else PRECISIONS[dtype]()
-        kernel = ExactAttention(buffers) if batch_invariant else FusedAttention(buffers)
+        kernel = ExplicitAttention(buffers) if batch_invariant else FusedAttention(buffers)
         tensors, config = checkpoint.tensors, checkpoint.config
         self.config = config
         self.dtype = dtype
@@ -81,6 +83,7 @@ class GPT2:
         ]
         self._ln_f = LayerNorm(tensors, "ln_f", config)
         self._head = precision.head(self.tables.wte)
+        self._largest = _largest_hidden(self.tables.wte)
         self._changes = Changes(config)
         self._sheets = Sheets(config)
 
@@ -93,7 +96,8 @@ class GPT2:
         read again.
 
         Raises:
-            NonFiniteHidden: a token's `ln_f` row, or what an edit made, holds an infinity or a NaN.
+            NonFiniteHidden: a token's `ln_f` row, or what an edit made, holds an infinity or a NaN,
+                or what follows from it could.
         """
         order = in_order(rows)
         rows = [rows[i] for i in order]
@@ -143,10 +147,16 @@ class GPT2:
         if plan.again:
             hidden[plan.again] = kept[plan.slots[plan.again], plan.positions[plan.again]]
         hooks.at("ln_f", None, hidden)
-        if not torch.isfinite(hidden.sum()):
-            raise NonFiniteHidden
+        _check(hidden, self._largest)
+        if edited := hooks.edited:
+            self._check_kept(plan.slots[edited], plan.positions[edited])
         new = plan.written
         kept[plan.slots[new], plan.positions[new]] = hidden[new]
+
+    def _check_kept(self, slots: Tensor, positions: Tensor) -> None:
+        """See that keys and values can be read by all that may: an edit can heal what is after."""
+        for kept in (*self._buffers.keys, *self._buffers.values):
+            _check(kept[slots, :, positions], _LARGEST_KEPT)
 
     @torch.inference_mode()
     def look_up(self, row: Row) -> Captured:
@@ -173,6 +183,22 @@ class GPT2:
             rows = torch.cat((rows, torch.from_numpy(hidden)))
         logits: Floats = self._head(rows).numpy()
         return logits
+
+
+def _check(x: Tensor, largest: float) -> None:
+    """Raises NonFiniteHidden if a number is larger, or none."""
+    low, high = x.aminmax()
+    if not (-largest <= low and high <= largest):  # as nothing does with a NaN
+        raise NonFiniteHidden
+
+
+def _largest_hidden(wte: Tensor) -> float:
+    """What no number of an `ln_f` row may pass, so that no sum in its logits overflows.
+
+    |x . w| <= max|x| * sum|w|. Rows of trained models are 1e30 times smaller.
+    """
+    sums = torch.linalg.vector_norm(wte, ord=1, dim=1)  # [V]
+    return torch.finfo(wte.dtype).max / max(1.0, _ROUNDING * float(sums.max()))
 
 
 def _held(tensors: Mapping[str, Tensor], *, but_packed: bool) -> Mapping[str, Tensor]:

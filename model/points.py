@@ -10,7 +10,7 @@ layer place (a number, `*` for all, or half-open `a:b`) and may end in units: `z
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import total_ordering
 from math import prod
 from typing import TYPE_CHECKING
@@ -49,11 +49,20 @@ class Point:
     name: str
     layer: int | None = None
     units: tuple[int, ...] | None = None
+    _text: str = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)  # asked for at each point of a step
 
-    def __str__(self) -> str:
+    def __post_init__(self) -> None:
         layer = "" if self.layer is None else f".{self.layer}"
         units = "" if self.units is None else f"[{','.join(map(str, self.units))}]"
-        return self.name + layer + units
+        object.__setattr__(self, "_text", self.name + layer + units)
+        object.__setattr__(self, "_hash", hash((self.name, self.layer, self.units)))
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __lt__(self, other: "Point") -> bool:
         return self._forward < other._forward
@@ -91,6 +100,11 @@ class Point:
     def is_editable(self) -> bool:
         """Whether what follows in the step is computed from it."""
         return not self.is_head_product
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether its tensor grows with the position: one axis counts keys, the last one."""
+        return "key" in self.axes
 
     @property
     def costs_extra(self) -> bool:

@@ -1,7 +1,7 @@
 """Looks whether exact mode is exact on this machine. Torch; the loading thread, once.
 
 That a row has the same bits in any company is how the kernels behind `model.precision.exact` and
-`model.attention.exact` were found to work, not what their makers promise: another processor,
+`model.attention.explicit` were found to work, not what their makers promise: another processor,
 library or number of threads may do otherwise. So each product is compared with itself at the
 model's real shapes and the threads in use, and a model of one layer with itself over chunks,
 company and forks.
@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from cache.accounting import KV
 from cache.kv import KVCache
-from model.attention.exact import PIECE
+from model.attention.explicit import PIECE
 from model.batch import Row
 from model.errors import NotExact
 from model.gpt2 import GPT2, cache_shape

@@ -218,13 +218,14 @@ def record_stream(
     report: Report,
     life: AbstractContextManager[object],
     *,
+    largest_record: int,
     status: int = 200,
 ) -> RecordStream:
-    """A stream with this server's times."""
+    """A stream with this server's times. `largest_record`: about how many bytes it has."""
     pace = Pace(
         write_timeout=service.settings.write_timeout,
         ping_seconds=service.settings.ping_seconds,
-        bytes_per_record=report.bytes_per_record,
+        largest_record=largest_record,
     )
     return RecordStream(
         source,

@@ -86,13 +86,15 @@ class BodyTooLarge(ServerError):
 
 
 class AnswerTooLarge(ServerError):
-    """One answer would hold more bytes than the server allows."""
+    """One answer, or what it is made with, would hold more bytes than the server allows."""
 
-    def __init__(self, *, n_bytes: int, max_bytes: int, param: str) -> None:
+    def __init__(
+        self, *, n_bytes: int, max_bytes: int, param: str, what: str = "the answer"
+    ) -> None:
         self.n_bytes = n_bytes
         self.max_bytes = max_bytes
         super().__init__(
-            f"the answer would be {n_bytes} bytes, over the limit of {max_bytes}", param=param
+            f"{what} would be {n_bytes} bytes, over the limit of {max_bytes}", param=param
         )
 
 

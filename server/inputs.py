@@ -17,7 +17,7 @@ from server.errors import InvalidRequest, blaming
 from server.negotiation import EncodingFormat, Form, check_encoding
 from server.schemas import Reporting, Tokens
 from server.wire import record_bytes
-from sessions.edits import Span
+from sessions.edits import Span, joined
 
 TINY_TEXT = 4096
 """Characters; a text up to here is tokenized in about a quarter of a millisecond."""
@@ -116,21 +116,7 @@ def parse_spans(text: str, n_ctx: int, *, may_be_open: bool = True) -> tuple[Spa
     Raises:
         InvalidRequest: it cannot be read, a range is empty, or it passes the context.
     """
-    spans = [_span(part, n_ctx, may_be_open) for part in text.split(",")]
-    joined: list[Span] = []  # a thousand ranges may name each position a thousand times
-    for first, stop in sorted(spans, key=_first):
-        if joined and (joined[-1][1] is None or first <= joined[-1][1]):
-            first, stop = joined[-1][0], _later(joined.pop()[1], stop)
-        joined.append((first, stop))
-    return tuple(joined)
-
-
-def _first(span: Span) -> int:
-    return span[0]
-
-
-def _later(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else max(a, b)
+    return joined(_span(part, n_ctx, may_be_open) for part in text.split(","))
 
 
 def _span(part: str, n_ctx: int, may_be_open: bool) -> Span:
@@ -159,6 +145,11 @@ class Editing(Protocol):
         ...
 
 
+def told_bytes(edits: Iterable[Editing]) -> int:
+    """How long what a record tells of these is, from above."""
+    return sum(_EDIT_BYTES + len(str(edit.point)) + _SPAN_BYTES * len(edit.keys) for edit in edits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What to report of each step, in which form, and how large about a record is."""
@@ -176,11 +167,9 @@ class Report:
         """What an answer says of other systems' names, if any were asked for."""
         return {"aliases": dict(self.names)} if self.names else {}
 
-    def with_edits(self, edits: Iterable["Editing"]) -> "Report":
+    def with_edits(self, edits: Iterable[Editing]) -> "Report":
         """The same, its records listing these edits."""
-        n_bytes = sum(
-            _EDIT_BYTES + len(str(edit.point)) + _SPAN_BYTES * len(edit.keys) for edit in edits
-        )
+        n_bytes = told_bytes(edits)
         return replace(
             self,
             bytes_per_record=self.bytes_per_record + n_bytes,

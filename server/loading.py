@@ -18,7 +18,7 @@ from cache.kv import KVCache
 from embedding.tokenizer import Tokenizer
 from engine.limits import Limits
 from engine.protocol import Model
-from model.attention.exact import PIECE as EXACT_PIECE
+from model.attention.explicit import PIECE as EXACT_PIECE
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
 from model.selftest import prove_exact

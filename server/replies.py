@@ -52,7 +52,8 @@ def _steps_response(
     status = 200 if session_id else 201
     if report.form.streams:
         source = _source(service, session_id, reply, report)
-        return record_stream(service, source, report, life, status=status)
+        largest = report.bytes_per_record
+        return record_stream(service, source, report, life, largest_record=largest, status=status)
 
     async def work() -> list[bytes]:
         done = await reply.result()
@@ -61,8 +62,8 @@ def _steps_response(
         head = {**report.head, "session": session}
         tail = {"usage": usage_json(done.usage), **report.aliases}
         if report.form is Form.STACKED:
-            points = report.capture.points
-            stack = partial(stacked, done.records, points, head | tail)
+            points, config = report.capture.points, service.facts.config
+            stack = partial(stacked, done.records, points, head | tail, config)
             return [await asyncio.to_thread(stack)]
         return await steps_json(
             head,

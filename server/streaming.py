@@ -17,6 +17,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -66,27 +67,33 @@ class Ending:
     failed: bool = False
 
 
+async def _nothing() -> None:
+    """There is nothing left."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where a stream's records come from.
 
     `started` returns when work begins, or raises what becomes an HTTP status. Asking `pieces` for
     more says that the piece before was written. `failed` ends the work after a fault in sending it
-    and returns the terminal record, which tells where that left the session.
+    and returns the terminal record, which tells where that left the session. `close` ends what is
+    left of it, wherever the client left.
     """
 
     started: Callable[[], Awaitable[None]]
     pieces: Callable[[], AsyncGenerator[Batch | Ending, None]]
     failed: Callable[[Exception], Awaitable[Mapping[str, Any]]]
+    close: Callable[[], Awaitable[None]] = _nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """A stream's times, in seconds, and about how many bytes a record has."""
+    """A stream's times, in seconds, and about how many bytes its largest record has."""
 
     write_timeout: float
     ping_seconds: float
-    bytes_per_record: int
+    largest_record: int
 
 
 class _Owned(Response):
@@ -146,10 +153,13 @@ class RecordStream(_Owned):
         self._pace = pace
 
     async def _run(self, connection: Connection) -> None:
-        await self._source.started()
-        await connection.start(self.status_code, self.raw_headers)
-        async with self._pinging(connection):
-            await self._send_pieces(connection)
+        try:
+            await self._source.started()
+            await connection.start(self.status_code, self.raw_headers)
+            async with self._pinging(connection):
+                await self._send_pieces(connection)
+        finally:
+            await self._source.close()
         await connection.end()
 
     async def _send_pieces(self, connection: Connection) -> None:
@@ -170,8 +180,8 @@ class RecordStream(_Owned):
     async def _send_records(
         self, connection: Connection, records: Sequence[StepRecord | Message]
     ) -> None:
-        heavy = self._pace.bytes_per_record > WRITE_BYTES
-        for group in _groups(records, WRITE_BYTES // self._pace.bytes_per_record):
+        heavy = self._pace.largest_record > WRITE_BYTES
+        for group in _groups(records, WRITE_BYTES // self._pace.largest_record):
             encode = partial(self._encoded, group)
             await connection.write(await asyncio.to_thread(encode) if heavy else encode())
 
@@ -217,6 +227,19 @@ class WholeAnswer(_Owned):
         self.headers["content-length"] = str(sum(map(len, parts)))
         await connection.start(self.status_code, self.raw_headers)
         await connection.write_all(parts)
+
+
+def grouped(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in parts that are worth a write each."""
+    group: list[bytes] = []
+    n_bytes = 0
+    for part in parts:
+        group.append(part)
+        n_bytes += len(part)
+        if n_bytes >= WRITE_BYTES:
+            yield b"".join(group)
+            group, n_bytes = [], 0
+    yield b"".join(group)
 
 
 async def steps_json(

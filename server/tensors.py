@@ -8,7 +8,7 @@ https://huggingface.co/docs/safetensors/index#format
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy.typing as npt
 import orjson
 
 from engine.events import StepRecord
+from engine.studies.rows import Stacked, n_keys
+from model.config import GPT2Config
 from model.points import Point
 from server.wire import Message, dumps
 
@@ -37,40 +39,35 @@ def saved(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
 
 def frame(message: Message) -> bytes:
     """One record of a stream of frames: its bytes' number, and a file of its tensors."""
-    tensors = {name: tensor.array for name, tensor in (message.tensors or {}).items()}
+    tensors = {name: tensor.array for name, tensor in message.all_tensors.items()}
     parts = _parts(tensors, {"record": dumps(message.head).decode()})
     return b"".join([_uint64(sum(memoryview(part).nbytes for part in parts)), *parts])
 
 
 def stacked(
-    records: Sequence[StepRecord], points: Iterable[Point], answer: Mapping[str, Any]
+    records: Sequence[StepRecord],
+    points: Sequence[Point],
+    answer: Mapping[str, Any],
+    config: GPT2Config,
 ) -> bytes:
     """Records as one file: each point as one tensor with an axis of positions first.
 
-    Without records there are no points: their shapes are not known.
-
-    `positions` and `token_ids` are int64 [n]. What has an axis of keys is filled up on the right
-    with zeros; then `n_keys`, int64 [n], tells how many are real. `answer` is what JSON would say
-    beside the records: text in the metadata.
+    `positions` and `token_ids` are int64 [n]. What is ragged is filled up on the right with zeros;
+    then `n_keys`, int64 [n], tells how many are real. Without records there are no points. `answer`
+    is what JSON would say beside the records: text in the metadata.
     """
+    positions = [record.position for record in records]
     tensors: dict[str, Array] = {
-        "positions": np.array([record.position for record in records], dtype="<i8"),
-        "token_ids": np.array([record.token_id for record in records], dtype="<i8"),
+        "positions": np.array(positions, dtype=np.int64),
+        "token_ids": np.array([record.token_id for record in records], dtype=np.int64),
     }
-    for point in points if records else ():
-        rows = [record.points[point] for record in records]
-        tensors[str(point)] = _stack(rows)
-        if "key" in point.axes:
-            tensors["n_keys"] = np.array([row.shape[-1] for row in rows], dtype="<i8")
+    if records:
+        rows = Stacked(points, positions, config)
+        rows.take(records)
+        tensors |= {str(point): array for point, array in rows.arrays.items()}
+        if (real := n_keys(points, positions)) is not None:
+            tensors["n_keys"] = real
     return saved(tensors, {"answer": dumps(answer).decode()})
-
-
-def _stack(rows: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-    *shape, _ = rows[0].shape
-    stack = np.zeros((len(rows), *shape, max(row.shape[-1] for row in rows)), dtype="<f4")
-    for place, row in zip(stack, rows, strict=True):
-        place[..., : row.shape[-1]] = row
-    return stack
 
 
 def _parts(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[Buffer]:

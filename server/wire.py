@@ -1,11 +1,12 @@
 """What is told of sessions, tokens and steps, and its JSON. Any thread: nothing waits or changes.
 
 A tensor in JSON is little-endian float32: base64 of its bytes (pybase64), or numbers that orjson
-writes from the array itself, as the shortest text that reads back to the same float32.
+writes from the array itself, as the shortest text that reads back to the same float32. Either is
+written slice by slice, because one call keeps every other thread from the interpreter.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ _LOGPROB_BYTES = 1024  # one of its top_logprobs
 _TENSOR_BYTES = 128  # what surrounds a tensor's data, but for its name
 _SCALED = frozenset({"add", "scale", "project"})
 _FLOAT_BYTES: Mapping[EncodingFormat, float] = {"base64": 4 * 4 / 3, "float": 16.0}
+_SLICE = 3 * 2**14
+"""Numbers that are written at once; their bytes are whole groups of base64."""
 
 
 def _dumps(value: object) -> bytes:
@@ -81,18 +84,6 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
-def tensor_json(
-    array: npt.NDArray[np.float32], axes: tuple[str, ...], encoding: EncodingFormat
-) -> dict[str, Any]:
-    """One tensor, saying what it is. What is not finite is null among `"float"` numbers."""
-    if encoding == "base64":
-        little = np.ascontiguousarray(array, dtype="<f4")
-        data: object = pybase64.b64encode_as_string(little.data)
-    else:
-        data = np.ascontiguousarray(array, dtype=np.float32)
-    return {"dtype": "float32", "shape": list(array.shape), "axes": list(axes), "data": data}
-
-
 def edited_json(edits: Iterable[Edit]) -> list[dict[str, Any]]:
     """What was changed in a step, without the numbers; null for what an op does not have."""
     return [
@@ -121,24 +112,88 @@ class Tensor(NamedTuple):
     array: npt.NDArray[Any]
     axes: tuple[str, ...]
 
+    def json(self, encoding: EncodingFormat) -> Iterator[bytes]:
+        """It, saying what it is, in parts. What is not finite is null among `"float"` numbers."""
+        about = {"dtype": "float32", "shape": self.array.shape, "axes": self.axes}
+        yield _dumps(about)[:-1] + b',"data":'
+        if encoding == "base64":
+            yield from _base64(np.ascontiguousarray(self.array, dtype="<f4"))
+        else:
+            yield from _lists(np.ascontiguousarray(self.array, dtype=np.float32))
+        yield b"}"
+
+
+def _base64(array: npt.NDArray[np.float32]) -> Iterator[bytes]:
+    numbers = array.reshape(-1)
+    yield b'"'
+    for at in range(0, array.size, _SLICE):
+        yield pybase64.b64encode(numbers[at : at + _SLICE].data)
+    yield b'"'
+
+
+def _lists(array: npt.NDArray[np.float32]) -> Iterator[bytes]:
+    if array.size <= _SLICE:
+        yield _dumps(array)
+        return
+    n_rows = max(1, _SLICE * len(array) // array.size)
+    before = b"["
+    for at in range(0, len(array), n_rows):
+        rows = array[at : at + n_rows]
+        yield before
+        yield from (_dumps(rows)[1:-1],) if rows.size <= _SLICE else _lists(rows[0])
+        before = b","
+    yield b"]"
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """A record on its way out, in no form yet: what it says, and its tensors by name.
 
-    `tensors` None: it has no place for any, as the terminal record of a stream.
+    `tensors` None: it has no place for any, as the terminal record of a stream. `beside`: tensors
+    of other fields than `points`.
     """
 
     head: Mapping[str, Any]
     tensors: Mapping[str, Tensor] | None = None
+    beside: Mapping[str, Mapping[str, Tensor] | None] = field(default_factory=dict)
+
+    @property
+    def all_tensors(self) -> dict[str, Tensor]:
+        """As a file has them: those of `points` by their names, others as `baseline/logits`."""
+        others = {
+            f"{group}/{name}": tensor
+            for group, tensors in self.beside.items()
+            for name, tensor in (tensors or {}).items()
+        }
+        return {**(self.tensors or {}), **others}
 
     def json(self, encoding: EncodingFormat) -> bytes:
         """One JSON object, on one line; nothing in its tensors could be taken for a line break."""
-        head = dumps(self.head)
+        return b"".join(self.json_parts(encoding))
+
+    def json_parts(self, encoding: EncodingFormat) -> Iterator[bytes]:
+        """The same in parts: joining them would hold a large one twice."""
         if self.tensors is None:
-            return head
-        points = {name: tensor_json(*tensor, encoding) for name, tensor in self.tensors.items()}
-        return b"".join((head[:-1], b',"points":', _dumps(points), b"}"))
+            yield dumps(self.head)
+            return
+        yield dumps(self.head)[:-1]
+        for group, tensors in {"points": self.tensors, **self.beside}.items():
+            yield b',"%s":' % group.encode()
+            if tensors is None:
+                yield b"null"
+            else:
+                yield from members({name: one.json(encoding) for name, one in tensors.items()})
+        yield b"}"
+
+
+def members(values: Mapping[str, Iterable[bytes]]) -> Iterator[bytes]:
+    """A JSON object, in parts, of values that are JSON in parts."""
+    before = b"{"
+    for name, parts in values.items():
+        yield before + _dumps(name) + b":"
+        yield from parts
+        before = b","
+    yield b"}" if values else b"{}"
 
 
 class Wire:

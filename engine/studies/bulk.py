@@ -27,7 +27,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class PromptActivations:
     """What one prompt brought: arrays [n_positions, ...], or means of the points' own shapes."""
 
     prompt: Prompt
@@ -60,18 +60,18 @@ class Bulk:
         config: GPT2Config,
         *,
         window: int = WINDOW,
-    ) -> AsyncGenerator[Captured, None]:
+    ) -> AsyncGenerator[PromptActivations, None]:
         """Each prompt's, in order. At most `window` of them are at work or wait to be taken.
 
         Raises:
             EngineError, SessionError: one was refused or failed.
         """
         attempts = (partial(self._one, engine, prompt, config) for prompt in prompts)
-        async with aclosing(in_order(attempts, window=window)) as all_captured:
+        async with aclosing(in_order(attempts, engine.turns, window=window)) as all_captured:
             async for captured in all_captured:
                 yield captured
 
-    async def _one(self, engine: Probing, prompt: Prompt, config: GPT2Config) -> Captured:
+    async def _one(self, engine: Probing, prompt: Prompt, config: GPT2Config) -> PromptActivations:
         kind: type[Mean | Stacked] = Mean if self.mean else Stacked
         rows: Rows = kind(self.points, prompt.positions, config, self.dtype)
         stop = prompt.positions[-1] + 1  # what follows is nobody's
@@ -81,6 +81,7 @@ class Bulk:
             interventions=up_to(self.interventions, stop),
             capture=Capture(points=self.points, positions=frozenset(prompt.positions)),
             atomic=False,
+            of_study=True,
         )
         usage = await gather(engine.probe(command), rows.take)
-        return Captured(prompt=prompt, arrays=rows.arrays, usage=usage)
+        return PromptActivations(prompt=prompt, arrays=rows.arrays, usage=usage)

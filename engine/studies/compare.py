@@ -10,7 +10,7 @@ from model.points import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Difference:
     """One point at one position. Of logits also KL(a || b) and KL(b || a), in nats."""
 
     distance: Distance
@@ -22,20 +22,21 @@ class Compared:
 class Comparison:
     """What was found so far, by position. `usage`: of reading a and b."""
 
-    points: dict[Point, list[Compared]]
+    points: dict[Point, list[Difference]]
     usage: tuple[Usage, Usage] = field(default_factory=lambda: (Usage(), Usage()))
 
     def take(self, pairs: Pairs) -> None:
         """Compare records of the two at the same positions. Any thread."""
         for a, b in pairs:
             for point, row in self.points.items():
-                row.append(_compared(point, a.points[point], b.points[point]))
+                row.append(_difference(point, a.points[point], b.points[point]))
 
 
-def _compared(point: Point, a: Floats, b: Floats) -> Compared:
+def _difference(point: Point, a: Floats, b: Floats) -> Difference:
+    between = distance(a, b)
     if point != LOGITS:  # of some of them the softmax would be another one
-        return Compared(distance=distance(a, b))
-    return Compared(distance=distance(a, b), kl_ab=kl_divergence(a, b), kl_ba=kl_divergence(b, a))
+        return Difference(distance=between)
+    return Difference(distance=between, kl_ab=kl_divergence(a, b), kl_ba=kl_divergence(b, a))
 
 
 async def compare(engine: Probing, a: Read, b: Read) -> Comparison:

@@ -6,27 +6,31 @@ cancels what it began, and nothing of it is kept.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from engine.commands import Probe, Read
-from engine.errors import NoRoom, QueueFull
 from engine.events import Done, Failed, StepRecord, Usage
 from engine.reply import Reply
+from engine.studies.rows import Records
+from engine.studies.turns import AT_ONCE, Attempt, Turns
 
 T = TypeVar("T")
-Attempt = Callable[[], Coroutine[Any, Any, T]]
-Records = Sequence[StepRecord]
 Pairs = Sequence[tuple[StepRecord, StepRecord]]
 
-WINDOW = 32
-"""Requests of one study that are in the engine at a time."""
+WINDOW = AT_ONCE
+"""Cells of one study that run, wait, or have results that nobody took yet."""
 _INLINE_BYTES = 256 * 1024
 
 
 class Probing(Protocol):
     """What a study needs of an engine."""
+
+    @property
+    def turns(self) -> Turns:
+        """Those of the cells of all studies."""
+        ...
 
     def read(self, command: Read) -> Reply:
         """Internals of committed positions."""
@@ -113,52 +117,25 @@ def _bytes_of(records: Iterable[StepRecord]) -> int:
 
 
 async def in_order(
-    attempts: Iterable[Attempt[T]], *, window: int = WINDOW
+    attempts: Iterable[Attempt[T]], turns: Turns, *, window: int = WINDOW
 ) -> AsyncGenerator[T, None]:
     """What `attempts` return, in their order; at most `window` of them run or wait to be taken.
 
-    One that the engine has no place for is tried again when another of them has ended.
-
     Raises:
-        QueueFull, NoRoom: there is no place, and none of them is in the engine to make one.
+        QueueFull, NoRoom: there is no place for one, and no other cell that could make one.
     """
-    turns, tasks = _Turns(), deque[asyncio.Task[T]]()
-    try:
-        for attempt in attempts:
-            if len(tasks) == window:
+    tasks = deque[asyncio.Task[T]]()
+    with turns.study():
+        try:
+            for attempt in attempts:
+                if len(tasks) == window:
+                    yield await tasks[0]
+                    tasks.popleft()
+                tasks.append(asyncio.create_task(turns.take(attempt)))
+            while tasks:
                 yield await tasks[0]
                 tasks.popleft()
-            tasks.append(asyncio.create_task(turns.take(attempt)))
-        while tasks:
-            yield await tasks[0]
-            tasks.popleft()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Turns:
-    """Who of one study is in the engine."""
-
-    def __init__(self) -> None:
-        self._n_inside = 0
-        self._one_left = asyncio.Event()
-
-    async def take(self, attempt: Attempt[T]) -> T:
-        while True:
-            self._n_inside += 1
-            try:
-                return await attempt()
-            except (QueueFull, NoRoom):
-                if self._n_inside == 1:
-                    raise
-            finally:
-                self._leave()
-            await self._one_left.wait()
-
-    def _leave(self) -> None:
-        """Wake those that wait by now, and not those that will."""
-        self._n_inside -= 1
-        self._one_left.set()
-        self._one_left = asyncio.Event()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

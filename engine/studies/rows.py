@@ -1,20 +1,29 @@
 """Captured points of many positions in one array each, as they come. Numpy, any thread.
 
-What depends on the number of keys (`scores`, `pattern`) is padded with zeros on the right.
+Points that grow with the position are padded with zeros on the right, and `n_keys` tells how many
+numbers of a row are real.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.studies.flow import Records
+from engine.events import StepRecord
 from model.config import GPT2Config
 from model.points import Point
 
 Array = npt.NDArray[np.floating]
 Dtype = type[np.float32] | type[np.float16]
+Records = Sequence[StepRecord]
+
+
+def n_keys(points: Iterable[Point], positions: Sequence[int]) -> npt.NDArray[np.int64] | None:
+    """Keys of each position's row, [n_positions]; None where no point has any."""
+    if any(point.is_ragged for point in points):
+        return np.array(positions, np.int64) + 1
+    return None
 
 
 class Rows(Protocol):
@@ -40,10 +49,10 @@ class Stacked:
         config: GPT2Config,
         dtype: Dtype = np.float32,
     ) -> None:
-        """`positions` ascend and are at least one."""
+        """`positions` are at least one."""
+        last = max(positions)
         self.arrays: Mapping[Point, Array] = {
-            point: np.zeros((len(positions), *point.shape(config, positions[-1])), dtype)
-            for point in points
+            point: np.zeros((len(positions), *point.shape(config, last)), dtype) for point in points
         }
         self._n_taken = 0
 
@@ -67,7 +76,7 @@ class Mean:
         config: GPT2Config,
         dtype: Dtype = np.float32,
     ) -> None:
-        """`positions` are at least one; no point depends on the number of keys."""
+        """`positions` are at least one; no point is ragged."""
         self._sums = {point: np.zeros(point.shape(config, 0)) for point in points}
         self._n_positions = len(positions)
         self._dtype = dtype

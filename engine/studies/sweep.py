@@ -4,7 +4,7 @@ Each cell steps only what follows its edit, beside the others in the shared batc
 after the position that is looked at is what the session has there anyway.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from engine.commands import Capture, Probe, Read
-from engine.errors import SessionChanged
 from engine.events import StepRecord
 from engine.studies.flow import Probing, in_order
+from engine.studies.guard import Guard
 from engine.studies.reach import up_to
 from engine.studies.rows import Array
 from model.points import Point
@@ -31,12 +31,17 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What is looked at: points of one position of a session, as it was when the study began."""
+class Readout:
+    """What is looked at: points of one position of a session that must stay as it is."""
 
-    session: Session
+    guard: Guard
     points: tuple[Point, ...]
     at: int
+
+    @property
+    def session(self) -> Session:
+        """As it was when the study began."""
+        return self.guard.session
 
     @property
     def capture(self) -> Capture:
@@ -47,16 +52,17 @@ class Sight:
         """What the session itself has there.
 
         Raises:
-            EngineError, SessionError: refused or failed.
+            EngineError, SessionError: refused or failed, or the session has changed.
         """
         owner, session_id = self.session.owner, self.session.id
+        self.guard.check()
         command = Read(session_id=session_id, owner=owner, capture=self.capture)
         async with engine.read(command) as reply:
             return (await reply.result()).records[0]
 
 
 class Sweep:
-    """A grid of `n_cells`. `current` tells what the session is by now.
+    """A grid of `n_cells`, whose baseline is what `readout` has without any edit.
 
     `arrays` are [n_cells, ...]; a cell's part is there once it was counted. `n_steps` is what they
     cost.
@@ -65,11 +71,10 @@ class Sweep:
     def __init__(
         self,
         engine: Probing,
-        sight: Sight,
+        readout: Readout,
         baseline: StepRecord,
         *,
         n_cells: int,
-        current: Callable[[], Session],
     ) -> None:
         self.n_steps = 0
         self.arrays: dict[Point, Array] = {
@@ -77,18 +82,17 @@ class Sweep:
             for point, row in baseline.points.items()
         }
         self._engine = engine
-        self._sight = sight
+        self._readout = readout
         self._baseline = baseline
-        self._current = current
 
     async def run(self, cells: Iterable[Cell]) -> AsyncGenerator[int, None]:
         """Fill in `cells`; tells how many are done. To be closed where it is left early.
 
         Raises:
-            EngineError, SessionError: a cell was refused or failed.
+            EngineError, SessionError: a cell was refused or failed, or the session has changed.
         """
         attempts = (partial(self._step, cell) for cell in cells)
-        async with aclosing(in_order(attempts)) as records:
+        async with aclosing(in_order(attempts, self._engine.turns)) as records:
             n_done = 0
             async for record in records:
                 for point, array in self.arrays.items():
@@ -97,32 +101,22 @@ class Sweep:
                 yield n_done
 
     async def _step(self, cell: Cell) -> StepRecord:
-        if cell.start > self._sight.at:
+        self._readout.guard.check()
+        if cell.start > self._readout.at:
             return self._baseline
         async with self._engine.probe(self._probe(cell)) as reply:
-            self._check_unchanged()
             done = await reply.result()
         self.n_steps += done.usage.steps
         return done.records[0]
 
     def _probe(self, cell: Cell) -> Probe:
-        sight = self._sight
+        readout, stop = self._readout, self._readout.at + 1
         return Probe(
-            session_id=sight.session.id,
-            owner=sight.session.owner,
+            session_id=readout.session.id,
+            owner=readout.session.owner,
             at=cell.start,
-            stop=sight.at + 1,
-            interventions=up_to(cell.interventions, sight.at + 1),
-            capture=sight.capture,
+            stop=stop,
+            interventions=up_to(cell.interventions, stop),
+            capture=readout.capture,
+            of_study=True,
         )
-
-    def _check_unchanged(self) -> None:
-        """What was begun just now saw the session as it is now.
-
-        Raises:
-            SessionChanged: it is not what the grid began with.
-        """
-        length = self._sight.at + 1
-        before, now = self._sight.session.step_keys, self._current().step_keys
-        if before[:length] != now[:length]:
-            raise SessionChanged(self._sight.session.id)

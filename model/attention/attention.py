@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cache.accounting import KV
 from cache.buffers import KVBuffers
-from model.attention.exact import ExactAttention
+from model.attention.explicit import ExplicitAttention
 from model.attention.plan import Group, Plan, Planner
 from model.hooks import Hooks, Part
 
@@ -39,7 +39,7 @@ class Attention:
         self.plan = Planner(buffers, kernel.max_queries)
         self._buffers = buffers
         self._kernel = kernel
-        self._explicit = ExactAttention(buffers)
+        self._explicit = ExplicitAttention(buffers)
 
     def __call__(self, layer: int, qkv: Tensor, plan: Plan, hooks: Hooks) -> Tensor:
         """Store this layer's keys and values, then attend. qkv [N, 3C] -> z [N, H, D]."""

@@ -8,6 +8,7 @@ Here is found whatever the body alone can be wrong in, before a text costs anyth
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 from model.config import GPT2Config
@@ -17,7 +18,7 @@ from server.errors import InvalidRequest, blaming
 from server.inputs import parse_spans
 from server.interventions.bodies import InterventionBody, ValueBody
 from server.interventions.numbers import parse_data
-from sessions.edits import Op, Span, Value
+from sessions.edits import Edit, Intervention, Op, Span, Value, within
 
 FIELD = "interventions"
 MAX_SPANS = 1024
@@ -70,12 +71,28 @@ class Planned:
         """Of its value."""
         return _FLOAT_BYTES * prod(self.shape) if self.source else 0
 
+    @property
+    def heads(self) -> Sequence[int]:
+        """Those of a point that has some."""
+        return self.point.units or range(self.shape[0])
+
+    def covers(self, position: int) -> bool:
+        """Whether it edits the step at `position`."""
+        return self.spans is None or within(self.spans, position)
+
     def first_from(self, start: int) -> int | None:
         """The first position from `start` on that it edits."""
         if self.spans is None:
             return start
         ahead = (max(start, first) for first, stop in self.spans if stop is None or stop > start)
         return min(ahead, default=None)
+
+    def made(self, value: Value | None = None) -> Intervention:
+        """What it comes to with its value; without, what can be checked before that is fetched."""
+        edit = Edit(
+            point=str(self.point), op=self.op, value=value, scale=self.scale, keys=self.keys
+        )
+        return Intervention(edit=edit, spans=self.spans)
 
 
 async def plan_of(bodies: Sequence[InterventionBody], config: GPT2Config) -> list[Planned]:
@@ -96,8 +113,10 @@ async def plan_of(bodies: Sequence[InterventionBody], config: GPT2Config) -> lis
     return plan
 
 
-def planned(body: InterventionBody, config: GPT2Config, *, place: str = "") -> Planned:
-    """Read one intervention. Any thread.
+def planned(
+    body: InterventionBody, config: GPT2Config, *, place: str = "", read: Value | None = None
+) -> Planned:
+    """Read one intervention. Any thread. `read`: the numbers of its `data`, where they are known.
 
     Raises:
         Blamed: it cannot be made in this model.
@@ -117,26 +136,43 @@ def planned(body: InterventionBody, config: GPT2Config, *, place: str = "") -> P
             spans=spans,
             keys=parse_spans(body.keys, config.n_ctx) if body.keys is not None else (),
             shape=shape,
-            source=_source(body.value, point, shape, config) if body.value else None,
+            source=_source(body.value, point, shape, config, read) if body.value else None,
         )
 
 
-def check_masks(plan: Iterable[Planned], start: int) -> None:
-    """See that each mask leaves every step from `start` on a key to attend to.
+def check_masks(plan: Iterable[Planned], positions: range) -> None:
+    """See that masks, all taken together, leave every step a key to attend to in every head.
 
-    The step at p sees keys 0 to p: of those that a mask edits, the first one is left the fewest.
+    The step at p sees keys 0 to p: of those that are edited alike, the first is left the fewest.
 
     Raises:
-        Blamed: one hides all of them.
+        Blamed: one hides the last that is left.
     """
-    for one in plan:
-        position = one.first_from(start)
-        if position is None or not one.keys:
-            continue
-        first, stop = one.keys[0]
-        if first == 0 and (stop is None or stop > position):
-            with blaming(FIELD, InvalidRequest, place=one.place):
-                raise InvalidRequest(f"it hides every key of the step at {position}")
+    scores = [one for one in plan if one.point.name == "scores" and one.op in ("mask", "replace")]
+    hidden = [_bits(one.keys) for one in scores]
+    spans = chain.from_iterable(one.spans or () for one in scores)
+    edges = {edge for edge in (positions.start, *chain.from_iterable(spans)) if edge is not None}
+    for position in filter(positions.__contains__, sorted(edges)):
+        made = [pair for pair in zip(scores, hidden, strict=True) if pair[0].covers(position)]
+        _check_left(made, position)
+
+
+def _check_left(made: Iterable[tuple[Planned, int]], position: int) -> None:
+    """The same of one step, with the keys that each edit hides, a bit for each."""
+    seen = (2 << position) - 1
+    left: dict[tuple[int | None, int], int] = {}  # by layer and head
+    for one, bits in made:
+        for head in one.heads:
+            place = one.point.layer, head
+            left[place] = left.get(place, seen) & ~bits if one.op == "mask" else seen
+            if not left[place]:
+                with blaming(FIELD, InvalidRequest, place=one.place):
+                    raise InvalidRequest(f"it leaves the step at {position} no key to attend to")
+
+
+def _bits(keys: Iterable[Span]) -> int:
+    """A bit for each key of spans that are apart; without an end, infinitely many."""
+    return sum((-1 << first) - (0 if stop is None else -1 << stop) for first, stop in keys)
 
 
 def check_shape(given: tuple[int, ...], point: Point, shape: tuple[int, ...]) -> None:
@@ -164,13 +200,15 @@ def _only(spans: tuple[Span, ...] | None, point: Point) -> int:
     return spans[0][0]
 
 
-def _source(value: ValueBody, point: Point, shape: tuple[int, ...], config: GPT2Config) -> Source:
+def _source(
+    value: ValueBody, point: Point, shape: tuple[int, ...], config: GPT2Config, read: Value | None
+) -> Source:
     if value.vector is not None:
         return Kept(value.vector)
     if value.param is not None:
         return Weights(value.param)
     if value.session is None or value.position is None:
-        return _inline(value, point, shape)
+        return _inline(value, point, shape, read)
     if value.position >= config.n_ctx:
         raise InvalidRequest(f"position {value.position} is none of 0 to {config.n_ctx - 1}")
     there = point if value.point is None else parse_point(value.point, config)
@@ -178,9 +216,9 @@ def _source(value: ValueBody, point: Point, shape: tuple[int, ...], config: GPT2
     return Computed(value.session, value.position, there)
 
 
-def _inline(value: ValueBody, point: Point, shape: tuple[int, ...]) -> Value:
+def _inline(value: ValueBody, point: Point, shape: tuple[int, ...], read: Value | None) -> Value:
     if value.shape is not None:
         check_shape(tuple(value.shape), point, shape)
     if value.axes is not None and tuple(value.axes) != point.axes:
         raise InvalidRequest(f"the axes of {point} are {', '.join(point.axes)}")
-    return parse_data(value.data, shape)
+    return read if read and read.shape == shape else parse_data(value.data, shape)

@@ -18,12 +18,13 @@ from server.host import Service
 from server.interventions.numbers import value_of
 from server.interventions.plan import FIELD, Computed, Kept, Planned, Weights, check_shape
 from server.parameters import parameter
-from sessions.edits import Edit, Intervention, Value
+from sessions.edits import Intervention, Value
 from sessions.errors import SessionError
 
 _BLAMED = (InvalidRequest, VectorNotFound, SessionError, EngineError)
 
-Found = Mapping[Computed, Value]
+Found = dict[Weights | Computed, Value]
+"""What was fetched so far, and what is fetched now."""
 
 
 async def resolve(service: Service, plan: Sequence[Planned]) -> tuple[Intervention, ...]:
@@ -33,9 +34,25 @@ async def resolve(service: Service, plan: Sequence[Planned]) -> tuple[Interventi
         Blamed: a value is not there, or has another shape than its point.
         Overloaded: requests hold too many bytes.
     """
-    with service.holding(sum(one.n_bytes for one in plan)):
-        found = await _computed(service, plan)
-        return tuple(_intervention(service, one, found) for one in plan)
+    with service.holding(value_bytes(plan)):
+        return await resolve_held(service, plan, {})
+
+
+async def resolve_held(
+    service: Service, plan: Sequence[Planned], found: Found
+) -> tuple[Intervention, ...]:
+    """The same, where the caller holds `value_bytes`. Each source is asked once: see `found`.
+
+    Raises:
+        Blamed: a value is not there, or has another shape than its point.
+    """
+    await _compute(service, plan, found)
+    return tuple(_intervention(service, one, found) for one in plan)
+
+
+def value_bytes(plan: Iterable[Planned]) -> int:
+    """Bytes of all values of a plan."""
+    return sum({one.source: one.n_bytes for one in plan}.values())
 
 
 def _intervention(service: Service, one: Planned, found: Found) -> Intervention:
@@ -45,37 +62,36 @@ def _intervention(service: Service, one: Planned, found: Found) -> Intervention:
             check_shape(value.shape, one.point, one.shape)
             if one.op == "project" and not np.frombuffer(value.data, dtype="<f4").any():
                 raise InvalidRequest("a projection needs a direction, and its value is zero")
-    edit = Edit(point=str(one.point), op=one.op, value=value, scale=one.scale, keys=one.keys)
-    return Intervention(edit=edit, spans=one.spans)
+    return one.made(value)
 
 
 def _value(service: Service, one: Planned, found: Found) -> Value | None:
     match one.source:
         case Kept(vector_id):
             return service.vectors.get(vector_id).value
-        case Weights(name):
-            tensor = parameter(service.engine.model, name)
-            check_shape(tuple(tensor.shape), one.point, one.shape)
-            return value_of(tensor.numpy())
+        case Weights(name) as weights:
+            if weights not in found:
+                tensor = parameter(service.engine.model, name)
+                check_shape(tuple(tensor.shape), one.point, one.shape)
+                found[weights] = value_of(tensor.numpy())
+            return found[weights]
         case Computed() as computed:
             return found[computed]
         case inline_or_none:
             return inline_or_none
 
 
-async def _computed(service: Service, plan: Iterable[Planned]) -> Found:
+async def _compute(service: Service, plan: Iterable[Planned], found: Found) -> None:
     """What is asked of sessions, as their last commits left them: each is read once."""
     wanted = defaultdict[str, dict[Computed, str]](dict)
     for one in plan:
-        if isinstance(one.source, Computed):
+        if isinstance(one.source, Computed) and one.source not in found:
             wanted[one.source.session_id].setdefault(one.source, one.place)
-    found: dict[Computed, Value] = {}
     for places in wanted.values():
-        found |= await _read(service, places)
-    return found
+        await _read(service, places, found)
 
 
-async def _read(service: Service, places: Mapping[Computed, str]) -> Found:
+async def _read(service: Service, places: Mapping[Computed, str], found: Found) -> None:
     """Values of one session; `places` says where in the request each is asked for."""
     first = next(iter(places))
     with blaming(FIELD, _BLAMED, place=places[first]):
@@ -85,11 +101,9 @@ async def _read(service: Service, places: Mapping[Computed, str]) -> Found:
             _check_committed(one, past_length)
     with blaming(FIELD, _BLAMED, place=places[first]):
         rows = await _rows(service, first.session_id, places)
-    found: dict[Computed, Value] = {}
     for one, place in places.items():
         with blaming(FIELD, InvalidRequest, place=place):
             found[one] = value_of(rows[one.position][one.point])
-    return found
 
 
 def _check_committed(one: Computed, past_length: int) -> None:

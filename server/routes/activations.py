@@ -14,7 +14,7 @@ from server.answers import documented
 from server.desk import Route, SessionId, TheService, form_of
 from server.errors import AnswerTooLarge
 from server.host import Service
-from server.inputs import Report, committed_positions, new_report, split_names
+from server.inputs import Report, committed_positions, new_report, split_names, told_bytes
 from server.negotiation import STREAMS, EncodingFormat, Form
 from server.replies import answer_steps
 from server.studies.answers import Activations
@@ -50,8 +50,7 @@ async def get_activations(
 def _answer(service: Service, session: Session, report: Report) -> Response:
     streams, engine = report.form.streams, service.engine
     command = Read(session_id=session.id, capture=report.capture, atomic=not streams)
-    computed = bool(report.capture.positions)
-    recorded = engine.recorded(command) if computed else ()
+    recorded = engine.recorded(command) if report.capture.positions else ()
 
     def begin(limit: ReplyLimit | None) -> Reply:
         try:
@@ -65,12 +64,12 @@ def _answer(service: Service, session: Session, report: Report) -> Response:
             ) from error
         return _ready(session, recorded)
 
-    head = {"object": "activations", "source": "rebuilt" if recorded is None else "recorded"}
+    head = {"object": "activations", "source": "recorded" if recorded else "rebuilt"}
     return answer_steps(service, session.id, _told(report, session, head), begin)
 
 
 def _told(report: Report, session: Session, head: dict[str, Any]) -> Report:
-    most_edited = max(session.edits.values(), key=len, default=())
+    most_edited = max(session.edits.values(), key=told_bytes, default=())
     return replace(report.with_edits(most_edited), head=head)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 from engine.commands import Capture
 from engine.errors import EngineError
 from engine.events import Usage
-from engine.studies.bulk import Bulk, Captured, Prompt
+from engine.studies.bulk import Bulk, Prompt, PromptActivations
 from engine.studies.flow import WINDOW
+from engine.studies.rows import n_keys
 from model.config import GPT2Config
 from model.points import Selection, parse_points
 from server.answers import documented_tensors
@@ -32,7 +32,6 @@ from server.wire import Message, Tensor, usage_json
 router = APIRouter(prefix="/v1", tags=["inside"], route_class=Route)
 
 _HEAD_BYTES = 32 * 1024  # of a frame without its numbers: ids and positions of a whole context
-_RAGGED = frozenset({"scores", "pattern"})
 
 
 @router.post("/capture", **documented_tensors(Form.FRAMES))
@@ -43,16 +42,15 @@ async def capture_prompts(service: TheService, request: Request, body: CaptureBo
     selection = _captured(body, config)
     prompts = await asyncio.to_thread(prompts_of, body, tokenizer, config.n_ctx)
     plan = await plan_of(body.interventions, config)
-    check_masks(plan, 0)
     check_reach(plan, prompts)
+    check_masks(plan, range(max(len(prompt.token_ids) for prompt in prompts)))
     bulk = Bulk(
         points=selection.points,
         mean=body.reduce == "mean",
         dtype=np.float16 if body.dtype == "float16" else np.float32,
         interventions=await resolve(service, plan),
     )
-    report = _report(selection, config)
-    return _stream(service, bulk, prompts, _framed(service, report, bulk, prompts))
+    return _stream(service, bulk, prompts, _report(selection, config))
 
 
 def _check_form(request: Request) -> None:
@@ -68,7 +66,7 @@ def _check_form(request: Request) -> None:
 def _captured(body: CaptureBody, config: GPT2Config) -> Selection:
     selection = parse_points(body.points, config)
     for point in selection.points:
-        if body.reduce == "mean" and (point.name in _RAGGED or point.name == "lens"):
+        if body.reduce == "mean" and (point.is_ragged or point.name == "lens"):
             raise InvalidRequest(f"{point} has no mean over positions", param="points")
     return selection
 
@@ -78,8 +76,8 @@ def _report(selection: Selection, config: GPT2Config) -> Report:
     return new_report(selection, capture, Form.FRAMES, "base64", config)
 
 
-def _framed(service: Service, report: Report, bulk: Bulk, prompts: Sequence[Prompt]) -> Report:
-    """The report, a record being the largest prompt's frame.
+def _largest_frame(service: Service, bulk: Bulk, prompts: Sequence[Prompt]) -> int:
+    """Bytes of it, from above.
 
     Raises:
         AnswerTooLarge: it would be.
@@ -88,22 +86,25 @@ def _framed(service: Service, report: Report, bulk: Bulk, prompts: Sequence[Prom
     largest = max(bulk.n_bytes(prompt, service.facts.config) for prompt in prompts) + _HEAD_BYTES
     if largest > max_bytes:
         raise AnswerTooLarge(n_bytes=largest, max_bytes=max_bytes, param="points")
-    return replace(report, bytes_per_record=largest)
+    return largest
 
 
 def _stream(service: Service, bulk: Bulk, prompts: Sequence[Prompt], report: Report) -> Response:
     """As many prompts are at work, or wait to be read, as one answer has room for."""
-    largest = report.bytes_per_record
+    largest = _largest_frame(service, bulk, prompts)
     window = min(WINDOW, service.settings.max_response_bytes // largest)
     stream = _Stream(service, bulk, prompts, report, window)
-    source = Source(started=stream.started, pieces=stream.pieces, failed=stream.failed)
-    return record_stream(service, source, report, service.holding(window * largest))
+    source = Source(
+        started=stream.started, pieces=stream.pieces, failed=stream.failed, close=stream.close
+    )
+    life = service.holding(window * largest)
+    return record_stream(service, source, report, life, largest_record=largest)
 
 
 class _Stream:
-    """Frames in order. It is left early by being dropped: what was begun ends with it."""
+    """Frames in order."""
 
-    _first: Captured
+    _first: PromptActivations
 
     def __init__(
         self, service: Service, bulk: Bulk, prompts: Sequence[Prompt], report: Report, window: int
@@ -128,18 +129,20 @@ class _Stream:
             yield Ending(await self.failed(error), failed=True)
         else:
             yield Ending(self._done())
-        finally:
-            await self._all.aclose()
 
     async def failed(self, error: Exception) -> Mapping[str, Any]:
         """The record that ends a stream badly."""
         return {"error": problem(error).error, "session": None}
 
+    async def close(self) -> None:
+        """End the prompts that are under way."""
+        await self._all.aclose()
+
     def _done(self) -> dict[str, Any]:
         usage = usage_json(self._usage)
         return {"object": "done", "session": None, "usage": usage, **self._report.aliases}
 
-    def _message(self, captured: Captured) -> Message:
+    def _message(self, captured: PromptActivations) -> Message:
         self._usage = _sum(self._usage, captured.usage)
         head = {
             "object": "capture",
@@ -151,15 +154,14 @@ class _Stream:
         return Message(head, _tensors(captured, mean=self._bulk.mean))
 
 
-def _tensors(captured: Captured, *, mean: bool) -> dict[str, Tensor]:
+def _tensors(captured: PromptActivations, *, mean: bool) -> dict[str, Tensor]:
     """By name, with an axis of positions first; `n_keys` where some are padded on the right."""
     before = () if mean else ("position",)
     tensors = {
         str(point): Tensor(array, before + point.axes) for point, array in captured.arrays.items()
     }
-    if any(point.name in _RAGGED for point in captured.arrays):
-        n_keys = np.array(captured.prompt.positions, dtype=np.int64) + 1
-        tensors["n_keys"] = Tensor(n_keys, before)
+    if (real := n_keys(captured.arrays, captured.prompt.positions)) is not None:
+        tensors["n_keys"] = Tensor(real, before)
     return tensors
 
 

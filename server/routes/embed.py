@@ -120,8 +120,9 @@ def _stream(service: Service, lookup: Lookup) -> Response:
         return {"error": problem(error).error, "session": None}
 
     source = Source(started=started, pieces=lookup.pieces, failed=failed)
-    life = service.holding(_BATCH * lookup.report.bytes_per_record)
-    return record_stream(service, source, lookup.report, life)
+    n_bytes = lookup.report.bytes_per_record
+    life = service.holding(_BATCH * n_bytes)
+    return record_stream(service, source, lookup.report, life, largest_record=n_bytes)
 
 
 def _answer(service: Service, lookup: Lookup, life: ExitStack) -> Response:

@@ -1,7 +1,7 @@
 """`/v1/sessions`: open, list, look at, roll back, fork, close. The event loop."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ from server.desk import (
 )
 from server.errors import blaming
 from server.host import Service
-from server.inputs import check_token_ids, plain_int, report_of, token_ids_of
+from server.inputs import check_token_ids, plain_int, report_of, token_ids_of, told_bytes
 from server.interventions.plan import check_masks, plan_of
 from server.interventions.values import resolve
 from server.replies import answer_steps
@@ -135,8 +135,7 @@ async def fork_session(
     report = report_of(body, form_of(request, stream=body.stream), config)
     check_token_ids(body, engine.tokenizer)
     plan = await plan_of(body.interventions, config)
-    branch = _branch(service, session_id, body)  # before a text costs anything
-    check_masks(plan, branch.begin.past_length)
+    _check_branch(service, session_id, body)  # before a text costs anything
     with engine.using(session_id):
         command = Fork(
             session_id=session_id,
@@ -145,32 +144,45 @@ async def fork_session(
             replay=body.replay,
             keep_edits=body.edits == "keep",
             token_ids=await token_ids_of(body, engine.tokenizer),
-            interventions=await resolve(service, plan),
+            interventions=tuple(one.made() for one in plan),
             capture=report.capture,
             ttl_seconds=body.ttl_seconds,
             metadata=body.metadata,
         )
+        with _blaming(body):
+            branch = engine.admission.fork(command)
+        check_masks(plan, branch.positions(command.token_ids))
+        interventions = await resolve(service, plan)
 
     def begin(limit: ReplyLimit | None) -> Reply:
-        with blaming("at", LengthOutOfRange), blaming(body.given or "at"):
-            return engine.fork(replace(command, reply_limit=limit))
+        with _blaming(body):
+            return engine.fork(replace(command, interventions=interventions, reply_limit=limit))
 
     if body.is_about_steps:
-        report = report.with_edits([*plan, *_most_edited(branch, body)])
+        report = report.with_edits([*plan, *_longest_told(branch, body)])
         return answer_steps(service, session_id, report, begin, opens=True)
     return _new_session(service, session_id, begin)
 
 
-def _branch(service: Service, session_id: str, body: ForkBody) -> Branch:
-    with blaming("at", LengthOutOfRange):
-        return service.engine.admission.branch(
+@contextmanager
+def _blaming(body: ForkBody) -> Iterator[None]:
+    """Say which field asked for a branch that cannot be."""
+    with blaming("at", LengthOutOfRange), blaming(body.given or "at"):
+        yield
+
+
+def _check_branch(service: Service, session_id: str, body: ForkBody) -> None:
+    with _blaming(body):
+        service.engine.admission.branch(
             session_id, at=body.at, replay=body.replay, past_length=body.past_length
         )
 
 
-def _most_edited(branch: Branch, body: ForkBody) -> StepEdits:
-    """Of the replayed steps, the edits of the one that keeps the most."""
-    return max(branch.tail_edits.values(), key=len, default=()) if body.edits == "keep" else ()
+def _longest_told(branch: Branch, body: ForkBody) -> StepEdits:
+    """Of the replayed steps, the edits of the one whose record tells the most of them."""
+    if body.edits != "keep":
+        return ()
+    return max(branch.tail_edits.values(), key=told_bytes, default=())
 
 
 def _new_session(

@@ -1,6 +1,7 @@
 """`/v1/sessions/{id}/append` and `/generate`: steps. The event loop."""
 
 import secrets
+from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -17,6 +18,7 @@ from server.interventions.plan import check_masks, plan_of
 from server.interventions.values import resolve
 from server.replies import answer_steps
 from server.schemas import AppendBody, GenerateBody, Reporting
+from sessions.session import Session
 
 router = APIRouter(prefix="/v1/sessions", tags=["steps"], route_class=Route)
 
@@ -32,25 +34,26 @@ async def append(
     report = _report(service, request, body)
     check_token_ids(body, engine.tokenizer)
     plan = await plan_of(body.interventions, service.facts.config)
-    session = engine.admission.free(session_id, past_length=body.past_length)  # all that is cheap
-    check_masks(plan, session.past_length)
+    engine.admission.free(session_id, past_length=body.past_length)  # before a text costs anything
     with engine.using(session_id):
-        token_ids = await token_ids_of(body, engine.tokenizer)
+        command = Append(
+            session_id=session_id,
+            token_ids=await token_ids_of(body, engine.tokenizer),
+            past_length=body.past_length,
+            prepend_bos=body.prepend_bos,
+            interventions=tuple(one.made() for one in plan),
+            capture=report.capture,
+            atomic=not report.form.streams,
+        )
+        n_new = len(command.all_ids)
+        with blaming(body.given or "prompt"):
+            session = engine.admission.append(command, n_new)
+        check_masks(plan, _next(session, n_new))
         interventions = await resolve(service, plan)
 
     def begin(limit: ReplyLimit | None) -> Reply:
-        command = Append(
-            session_id=session_id,
-            token_ids=token_ids,
-            past_length=body.past_length,
-            prepend_bos=body.prepend_bos,
-            interventions=interventions,
-            capture=report.capture,
-            reply_limit=limit,
-            atomic=not report.form.streams,
-        )
         with blaming(body.given or "prompt"):
-            return engine.append(command)
+            return engine.append(replace(command, interventions=interventions, reply_limit=limit))
 
     return answer_steps(service, session_id, report.with_edits(plan), begin)
 
@@ -68,29 +71,34 @@ async def generate(
     with blaming("stop_token_ids"):
         engine.tokenizer.check_ids(body.stop_token_ids)
     plan = await plan_of(body.interventions, service.facts.config)
-    session = engine.admission.free(session_id, past_length=body.past_length)
-    check_masks(plan, session.past_length)
+    command = Generate(
+        session_id=session_id,
+        past_length=body.past_length,
+        max_tokens=body.max_tokens,
+        sampling=_sampling(body),
+        stop=tuple(body.stop),
+        stop_token_ids=frozenset(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        interventions=tuple(one.made() for one in plan),
+        capture=report.capture,
+        atomic=not report.form.streams,
+    )
+    with blaming("max_tokens"):
+        session, n_new = engine.admission.generate(command)
+    check_masks(plan, _next(session, n_new))
     with engine.using(session_id):
         interventions = await resolve(service, plan)
 
     def begin(limit: ReplyLimit | None) -> Reply:
-        command = Generate(
-            session_id=session_id,
-            past_length=body.past_length,
-            max_tokens=body.max_tokens,
-            sampling=_sampling(body),
-            stop=tuple(body.stop),
-            stop_token_ids=frozenset(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-            interventions=interventions,
-            capture=report.capture,
-            reply_limit=limit,
-            atomic=not report.form.streams,
-        )
         with blaming("max_tokens"):
-            return engine.generate(command)
+            return engine.generate(replace(command, interventions=interventions, reply_limit=limit))
 
     return answer_steps(service, session_id, report.with_edits(plan), begin)
+
+
+def _next(session: Session, n: int) -> range:
+    """The positions of its next `n` steps."""
+    return range(session.past_length, session.past_length + n)
 
 
 def _report(service: Service, request: Request, body: Reporting) -> Report:

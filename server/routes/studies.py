@@ -1,6 +1,7 @@
 """`/verify`, what is cached against a full pass; `/compare`, two sessions. The event loop."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -8,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from engine.commands import Capture, Read
 from engine.errors import PositionsOutOfRange
-from engine.studies.compare import Compared, Comparison, compare
+from engine.studies.compare import Comparison, Difference, compare
 from engine.studies.measures import LOGITS
 from engine.studies.verify import Verification, Worst, verified_points, verify
 from model.config import GPT2Config
@@ -18,9 +19,10 @@ from server.desk import Route, SessionId, TheService, json_when_done
 from server.errors import AnswerTooLarge, InvalidRequest, blaming
 from server.host import Service
 from server.inputs import committed_positions
+from server.streaming import WholeAnswer, grouped
 from server.studies import answers
 from server.studies.bodies import CompareBody, VerifyBody
-from server.wire import usage_json
+from server.wire import dumps, members, usage_json
 
 router = APIRouter(prefix="/v1", tags=["inside"], route_class=Route)
 
@@ -61,12 +63,13 @@ async def compare_sessions(service: TheService, body: CompareBody) -> Response:
         for one in (body.a, body.b):
             life.enter_context(engine.using(one))
 
-        async def work() -> dict[str, Any]:
+        async def work() -> list[bytes]:
             with blaming("positions", PositionsOutOfRange):
                 found = await compare(engine, *commands)
-            return _compared_json(body, positions, found) | _aliases(selection)
+            head = _compared_head(body, positions, found) | _aliases(selection)
+            return await asyncio.to_thread(lambda: [*grouped(_compared_json(head, found))])
 
-        return json_when_done(service, work, life.pop_all())
+        return WholeAnswer(work, life=life.pop_all(), write_timeout=service.settings.write_timeout)
 
 
 def _room(service: Service, n_bytes: int) -> AbstractContextManager[object]:
@@ -118,7 +121,7 @@ def _where(worst: Worst) -> dict[str, Any] | None:
     return {"position": worst.position, "index": worst.gap.index}
 
 
-def _compared_json(
+def _compared_head(
     body: CompareBody, positions: Sequence[int], found: Comparison
 ) -> dict[str, Any]:
     a, b = found.usage
@@ -127,16 +130,23 @@ def _compared_json(
         "a": body.a,
         "b": body.b,
         "positions": positions,
-        "points": {str(point): _row_json(point, row) for point, row in found.points.items()},
         "usage": {"a": usage_json(a), "b": usage_json(b)},
     }
 
 
-def _row_json(point: Point, row: Sequence[Compared]) -> dict[str, Any]:
+def _compared_json(head: Mapping[str, Any], found: Comparison) -> Iterator[bytes]:
+    """Point by point, because one call of orjson keeps every other thread from the interpreter."""
+    yield dumps(head)[:-1] + b',"points":'
+    rows = found.points.items()
+    yield from members({str(point): _row_json(point, row) for point, row in rows})
+    yield b"}"
+
+
+def _row_json(point: Point, row: Sequence[Difference]) -> Iterator[bytes]:
     told: dict[str, Any] = {
         name: [getattr(one.distance, name) for one in row]
         for name in ("l2", "norm_a", "norm_b", "cosine")
     }
     if point == LOGITS:
         told |= {"kl_ab": [one.kl_ab for one in row], "kl_ba": [one.kl_ba for one in row]}
-    return told
+    yield dumps(told)

@@ -3,28 +3,28 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, aclosing, suppress
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from engine.commands import Capture
 from engine.errors import EngineError
-from engine.studies.sweep import Sight
+from engine.studies.sweep import Readout
 from model.points import parse_points
 from server.answers import documented
 from server.desk import Route, SessionId, TheService, form_of, record_stream
-from server.errors import AnswerTooLarge, InvalidRequest, blaming
+from server.errors import AnswerTooLarge, InvalidRequest
 from server.host import Service
 from server.inputs import Report, new_report
 from server.interventions.plan import Planned
+from server.interventions.values import value_bytes
 from server.problems import problem
-from server.streaming import Batch, Ending, Source, WholeAnswer
+from server.streaming import Batch, Ending, Source, WholeAnswer, grouped
 from server.studies.answers import Swept
 from server.studies.bodies import SweepBody
-from server.studies.sweeping import RunningSweep, SweepPlan
-from server.studies.template import FIELD, Grid, grid_of, plan_cells
-from server.wire import Message, dumps
+from server.studies.sweeping import RunningSweep, SweepPlan, guarded, source_of
+from server.studies.template import FIELD, grid_of, plan_cells
+from server.wire import Message
 from sessions.errors import SessionError
 from sessions.session import Session
 
@@ -47,12 +47,20 @@ async def sweep_session(
     form = form_of(request, stream=body.stream)
     report = new_report(selection, capture, form, body.encoding_format, config)
     grid = grid_of(body.axes, config, session.past_length)
-    report = _whole(report, grid, service.settings.max_response_bytes)
+    answer_bytes = report.bytes_per_record * (grid.n_cells + 2)
+    _check_size(service, answer_bytes, "the answer", "points")
     plan = await asyncio.to_thread(plan_cells, body.intervention, grid, config)
     _check_committed(plan, session)
-    sight = Sight(session=session, points=selection.points, at=at)
-    sweep = SweepPlan(sight=sight, grid=grid, plan=plan, follows_source=body.at < 0)
-    return _answer(service, sweep, report)
+    _check_size(service, value_bytes(plan), "the values", FIELD)
+    guard = guarded(service, session, at + 1)
+    sweep = SweepPlan(
+        readout=Readout(guard=guard, points=selection.points, at=at),
+        grid=grid,
+        plan=plan,
+        source=source_of(service, plan, at),
+        follows_source=body.at < 0,
+    )
+    return _answer(service, sweep, report, answer_bytes)
 
 
 def _at(body: SweepBody, session: Session) -> int:
@@ -64,16 +72,10 @@ def _at(body: SweepBody, session: Session) -> int:
     return at
 
 
-def _whole(report: Report, grid: Grid, max_bytes: int) -> Report:
-    """The report of one record with all cells and two baselines.
-
-    Raises:
-        AnswerTooLarge: it would be.
-    """
-    n_bytes = report.bytes_per_record * (grid.n_cells + 2)
+def _check_size(service: Service, n_bytes: int, what: str, param: str) -> None:
+    max_bytes = service.settings.max_response_bytes
     if n_bytes > max_bytes:
-        raise AnswerTooLarge(n_bytes=n_bytes, max_bytes=max_bytes, param="points")
-    return replace(report, bytes_per_record=n_bytes)
+        raise AnswerTooLarge(n_bytes=n_bytes, max_bytes=max_bytes, what=what, param=param)
 
 
 def _check_committed(plan: Iterable[Planned], session: Session) -> None:
@@ -87,16 +89,16 @@ def _check_committed(plan: Iterable[Planned], session: Session) -> None:
                 )
 
 
-def _answer(service: Service, sweep: SweepPlan, report: Report) -> Response:
+def _answer(service: Service, sweep: SweepPlan, report: Report, n_bytes: int) -> Response:
+    """`n_bytes`: of the answer, which is one record; the values are held as long."""
     with ExitStack() as life:
-        life.enter_context(service.holding(report.bytes_per_record))
-        life.enter_context(service.engine.using(sweep.sight.session.id))
-        if sweep.source_id is not None:
-            with blaming(FIELD, SessionError):
-                service.engine.view(sweep.source_id)
-            life.enter_context(service.engine.using(sweep.source_id))
+        life.enter_context(service.holding(n_bytes))
+        life.enter_context(service.holding(value_bytes(sweep.plan)))
+        life.enter_context(service.engine.using(sweep.readout.session.id))
+        if sweep.source is not None:
+            life.enter_context(service.engine.using(sweep.source.session.id))
         if report.form.streams:
-            return _stream(service, sweep, report, life.pop_all())
+            return _stream(service, sweep, report, n_bytes, life.pop_all())
         return _json(service, sweep, report, life.pop_all())
 
 
@@ -108,17 +110,22 @@ def _json(
         async with aclosing(running.counts()) as counts:
             async for _count in counts:
                 pass
-        return [await asyncio.to_thread(lambda: dumps(running.message(report).head))]
+        message = running.message(report)
+        return await asyncio.to_thread(lambda: [*grouped(message.json_parts(report.encoding))])
 
     return WholeAnswer(work, life=life, write_timeout=service.settings.write_timeout)
 
 
 def _stream(
-    service: Service, sweep: SweepPlan, report: Report, life: AbstractContextManager[object]
+    service: Service,
+    sweep: SweepPlan,
+    report: Report,
+    n_bytes: int,
+    life: AbstractContextManager[object],
 ) -> Response:
     stream = _Stream(service, sweep, report)
     source = Source(started=stream.started, pieces=stream.pieces, failed=stream.failed)
-    return record_stream(service, source, report, life)
+    return record_stream(service, source, report, life, largest_record=n_bytes)
 
 
 class _Stream:
@@ -145,7 +152,7 @@ class _Stream:
         except (EngineError, SessionError) as error:
             yield Ending(await self.failed(error), failed=True)
             return
-        yield Batch([await asyncio.to_thread(self._running.message, self._report)])
+        yield Batch([self._running.message(self._report)])
         yield Ending({"object": "done", "session": self._session(), "usage": self._running.usage})
 
     async def failed(self, error: Exception) -> Mapping[str, Any]:
@@ -155,6 +162,6 @@ class _Stream:
     def _session(self) -> dict[str, Any] | None:
         """The session, which may be gone meanwhile."""
         with suppress(SessionError):
-            view = self._service.engine.view(self._sweep.sight.session.id)
+            view = self._service.engine.view(self._sweep.readout.session.id)
             return self._service.wire.session(view)
         return None

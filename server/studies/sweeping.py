@@ -9,35 +9,54 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.errors import EngineError
 from engine.events import StepRecord
+from engine.studies.guard import Guard
 from engine.studies.rows import Array
-from engine.studies.sweep import Cell, Sight, Sweep
+from engine.studies.sweep import Cell, Readout, Sweep
 from model.points import Point
+from server.errors import blaming
 from server.host import Service
 from server.inputs import Report
 from server.interventions.plan import Computed, Planned
-from server.interventions.values import resolve
-from server.studies.template import Grid, in_template
-from server.wire import Message, Tensor, tensor_json
+from server.interventions.values import Found, resolve_held
+from server.studies.template import FIELD, Grid, in_template
+from server.wire import Message, Tensor
+from sessions.errors import SessionError
+from sessions.session import Session
 
 _SLICE = 256
 """Cells whose values are fetched at once."""
 
 
+def guarded(service: Service, session: Session, length: int) -> Guard:
+    """A session that must keep its first `length` steps."""
+    return Guard(session, length, lambda: service.engine.view(session.id).session)
+
+
+def source_of(service: Service, plan: Sequence[Planned], at: int) -> Guard | None:
+    """The session that values come from, if they come from one: there is one template.
+
+    Raises:
+        Blamed: there is no such session.
+    """
+    read = [one.source for one in plan if isinstance(one.source, Computed)]
+    if not read:
+        return None
+    with blaming(FIELD, SessionError):
+        session = service.engine.view(read[0].session_id).session
+    return guarded(service, session, 1 + max(at, *(value.position for value in read)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What `sight` sees of a session for each cell of `grid`; `plan` has their interventions."""
+    """What `readout` has of a session for each cell of `grid`; `plan` has their interventions."""
 
-    sight: Sight
+    readout: Readout
     grid: Grid
     plan: Sequence[Planned]
+    source: Guard | None
     follows_source: bool  # `at` means the last position, of the source too
-
-    @property
-    def source_id(self) -> str | None:
-        """The session that values come from, if they come from one: there is one template."""
-        source = self.plan[0].source
-        return source.session_id if isinstance(source, Computed) else None
 
     async def begin(self, service: Service) -> "RunningSweep":
         """Fetch what the cells are edited with and compared to.
@@ -46,36 +65,37 @@ class SweepPlan:
             Blamed: a value is not there.
             EngineError, SessionError: refused or failed.
         """
-        engine, sight = service.engine, self.sight
-        baseline = await sight.record(engine)
-        source = await self._source(service)
+        baseline = await self.readout.record(service.engine)
         cells = await self._cells(service)
-
-        sweep = Sweep(
-            engine,
-            sight,
-            baseline,
-            n_cells=len(cells),
-            current=lambda: engine.view(sight.session.id).session,
-        )
+        source = await self._source(service)
+        sweep = Sweep(service.engine, self.readout, baseline, n_cells=len(cells))
         return RunningSweep(self, sweep, cells, baseline, source)
 
     async def _source(self, service: Service) -> StepRecord | None:
         """What the source has where the session is looked at; None where it is shorter."""
-        if self.source_id is None:
+        if self.source is None:
             return None
-        session = service.engine.view(self.source_id).session
-        at = session.past_length - 1 if self.follows_source else self.sight.at
-        if not 0 <= at < session.past_length:
+        last = self.source.session.past_length - 1
+        at = last if self.follows_source else self.readout.at
+        if not 0 <= at <= last:
             return None
-        return await replace(self.sight, session=session, at=at).record(service.engine)
+        with blaming(FIELD, EngineError):
+            return await replace(self.readout, guard=self.source, at=at).record(service.engine)
+
+    def _check_source(self) -> None:
+        """See that values which are fetched now are of the same history as those before."""
+        if self.source is not None:
+            with blaming(FIELD, EngineError):
+                self.source.check()
 
     async def _cells(self, service: Service) -> list[Cell]:
         cells: list[Cell] = []
+        found: Found = {}
         for at in range(0, len(self.plan), _SLICE):
             part = self.plan[at : at + _SLICE]
+            self._check_source()
             with in_template():
-                interventions = await resolve(service, part)
+                interventions = await resolve_held(service, part, found)
             cells += [
                 Cell(start=one.first_from(0) or 0, interventions=(made,))
                 for one, made in zip(part, interventions, strict=True)
@@ -103,27 +123,18 @@ class RunningSweep:
         return {"cells": len(self.cells), "steps": self.sweep.n_steps}
 
     def message(self, report: Report) -> Message:
-        """The answer, once all cells are done. Any thread.
-
-        In frames the baselines are tensors beside the grid's: `baseline/logits`, `source/logits`.
-        """
-        head = self._head(report)
-        parts = self._parts()
-        if report.form.is_raw:
-            beside = {
-                f"{part}/{name}": tensor
-                for part, tensors in parts.items()
-                for name, tensor in (tensors or {}).items()
-            }
-            return Message(head, self._grid() | beside)
-        told = {part: _json(tensors, report) for part, tensors in parts.items()}
-        return Message({**head, "points": _json(self._grid(), report), **told})
+        """The answer, once all cells are done. Any thread."""
+        beside = {
+            "baseline": _tensors(self.baseline.points),
+            "source": None if self.source is None else _tensors(self.source.points),
+        }
+        return Message(self._head(report), self._grid(), beside)
 
     def _head(self, report: Report) -> dict[str, Any]:
         axes = [{"name": axis.name, "values": axis.values} for axis in self.planned.grid.axes]
         return {
             "object": "sweep",
-            "at": self.planned.sight.at,
+            "at": self.planned.readout.at,
             "axes": axes,
             "usage": self.usage,
             **report.aliases,
@@ -137,18 +148,6 @@ class RunningSweep:
             for point, array in self.sweep.arrays.items()
         }
 
-    def _parts(self) -> dict[str, dict[str, Tensor] | None]:
-        return {
-            "baseline": _tensors(self.baseline.points),
-            "source": None if self.source is None else _tensors(self.source.points),
-        }
-
 
 def _tensors(arrays: Mapping[Point, Array]) -> dict[str, Tensor]:
     return {str(point): Tensor(array, point.axes) for point, array in arrays.items()}
-
-
-def _json(tensors: Mapping[str, Tensor] | None, report: Report) -> dict[str, Any] | None:
-    if tensors is None:
-        return None
-    return {name: tensor_json(*tensor, report.encoding) for name, tensor in tensors.items()}

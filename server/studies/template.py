@@ -24,6 +24,7 @@ from server.inputs import parse_positions
 from server.interventions.bodies import InterventionBody
 from server.interventions.plan import Planned, check_masks, planned
 from server.studies.bodies import SweptAxes
+from sessions.edits import Value
 
 MAX_CELLS = 4096
 """Of one sweep."""
@@ -83,15 +84,20 @@ def _values(text: str, n: int) -> tuple[int, ...]:
 
 
 def plan_cells(template: Template, grid: Grid, config: GPT2Config) -> list[Planned]:
-    """The intervention of each cell, in the order of `Grid.places`.
+    """The intervention of each cell, in the order of `Grid.places`. Its own numbers are read once.
 
     Raises:
         RequestValidationError: the template is no intervention, even with what the axes say.
         Blamed: one of them cannot be made in this model.
     """
+    cells: list[Planned] = []
+    read: Value | None = None
     with in_template():
         _check_template(template, grid)
-        return [_planned(template, place, config) for place in grid.places()]
+        for place in grid.places():
+            cells.append(_planned(template, place, config, read))
+            read = cells[0].source if isinstance(cells[0].source, Value) else None
+    return cells
 
 
 @contextmanager
@@ -109,11 +115,11 @@ def _check_template(template: Template, grid: Grid) -> None:
         raise InvalidRequest("positions is what the position axis says", param=FIELD)
 
 
-def _planned(template: Template, place: Place, config: GPT2Config) -> Planned:
-    one = planned(_body(filled(template, place)), config, place=_told(place))
+def _planned(template: Template, place: Place, config: GPT2Config, read: Value | None) -> Planned:
+    one = planned(_body(filled(template, place)), config, place=_told(place), read=read)
     if "head" in place and one.point.axes[0] != "n_head":
         raise InvalidRequest(f"{one.point.whole} has no heads to sweep", param=FIELD)
-    check_masks([one], 0)
+    check_masks([one], range(config.n_ctx))
     return one
 
 

@@ -20,7 +20,7 @@ from engine.facade import Engine
 from engine.limits import Limits
 from engine.protocol import Model, Observer
 from engine.reply import Reply
-from model.attention.exact import PIECE as EXACT_PIECE
+from model.attention.explicit import PIECE as EXACT_PIECE
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape
 from model.points import Point, parse_points

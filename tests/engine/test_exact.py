@@ -3,7 +3,7 @@
 import asyncio
 
 from engine.events import Done
-from model.attention.exact import PIECE as EXACT_PIECE
+from model.attention.explicit import PIECE as EXACT_PIECE
 from model.gpt2 import cache_shape
 from model.points import Point
 from tests.engine.rig import LONG, Rig, capture, ended, in_loop, running, some_ids

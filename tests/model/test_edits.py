@@ -117,6 +117,16 @@ def test_scale_0_ablates_and_project_0_ablates_a_direction() -> None:
     assert_agrees(seen[others], plain[others])
 
 
+@pytest.mark.parametrize("size", [1e-45, 1e-25, 1e25, 3e38])
+def test_a_direction_is_one_however_large_or_small_its_numbers_are(size: float) -> None:
+    value = (np.random.default_rng(3).choice([-1.0, 1.0], 32) * size).astype(np.float32)
+    seen = seen_with(project("resid_mid.1", value.tolist(), 0.0))["resid_mid.1"][0]
+    unit = np.sign(value) / np.sqrt(32)
+    plain = PLAIN["resid_mid.1"][8]
+    assert abs(plain @ unit) > 0.1
+    assert_agrees(seen, plain - (plain @ unit) * unit)
+
+
 def test_attn_out_moves_by_what_its_heads_do() -> None:
     change = np.random.default_rng(1).normal(size=(2, 32))
     seen = seen_with(add("head_out.0", change, scale=2.0))
@@ -157,6 +167,29 @@ def test_an_edited_ln_f_row_gives_the_logits() -> None:
     row = np.random.default_rng(2).normal(size=32)
     STEPS.step(kv, HISTORY[:4], edits={3: (replace("ln_f", row),)})
     assert_agrees(STEPS.logits(kv, 3), LIVELY.tensors["wte.weight"].numpy() @ row)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("point", ["ln_f", "ln_f_normalized"])
+def test_the_largest_ln_f_rows_have_finite_logits_and_larger_ones_are_refused(
+    point: str, dtype: str
+) -> None:
+    """With the signs of the token row that makes the most of them."""
+    steps = Stepping(LIVELY, dtype=dtype, n_slots=1)
+    wte, gain = (LIVELY.tensors[f"{name}.weight"].numpy() for name in ("wte", "ln_f"))
+    row = wte[np.abs(wte).sum(1).argmax()]
+    largest = steps.model._largest
+    assert 1e30 < largest < 1e38
+    numbers = np.sign(row) * largest * 0.99 / (gain if point == "ln_f_normalized" else 1.0)
+    kv = steps.open()
+    steps.step(kv, [1], edits={0: (replace(point, numbers),)})
+    assert steps.logits(kv, 0).max() > 1e36
+    assert np.isfinite(steps.logits(kv, 0)).all()
+    for factor in (1.1, -1.1):
+        kv.stage(1)
+        made = (replace(point, numbers), scale(point, factor))
+        with pytest.raises(NonFiniteHidden):
+            steps.model.forward([Row(kv=kv, token_ids=[1], edits={0: made})])
 
 
 # Many at once.
@@ -265,8 +298,11 @@ def test_a_value_of_another_position_is_not_stretched() -> None:
         (add("resid_mid.0", np.full(32, 3e38), 10.0),),
         (mask("scores.1", (0, None)),),
         (add("k.1", np.full((2, 16), 3e38), 10.0), mask("scores.1", (6, 7))),
+        (replace("ln_f", np.repeat([1.6e38, -1.6e38], 16)),),
+        (replace("resid_post.0", np.arange(32) * 1e30), replace("resid_post.1", np.ones(32))),
+        (replace("k.1", np.full((2, 16), 1e31)), scale("pattern.1", 0.0)),
     ],
-    ids=["stream", "all masked", "a key that is masked"],
+    ids=["stream", "all masked", "a key that is masked", "logits", "healed", "a huge key"],
 )
 def test_values_that_become_infinite_end_the_row(made: StepEdits) -> None:
     kv = STEPS.opened(HISTORY[:6])

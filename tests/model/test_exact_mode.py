@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cache.accounting import KV
 from cache.kv import KVCache
-from model.attention.exact import PIECE
+from model.attention.explicit import PIECE
 from model.batch import Captured, Row
 from model.config import GPT2Config
 from model.gpt2 import GPT2, cache_shape

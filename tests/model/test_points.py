@@ -261,6 +261,7 @@ def test_what_a_point_is_good_for() -> None:
     assert those("is_looked_up") == {"wte", "wpe", "embedding", "resid_pre.0"}
     assert those("is_head_product") == {"lens.0", "lens.1", "logits"}
     assert those("is_editable") == {str(p) for p in everything} - those("is_head_product")
+    assert {point.name for point in everything if point.is_ragged} == {"scores", "pattern"}
     assert {point.name for point in everything if point.costs_extra} == {
         *("scores", "pattern", "head_out", "lens")
     }
@@ -271,6 +272,7 @@ def test_units_do_not_change_what_a_point_is() -> None:
 
     assert point.is_looked_up
     assert point.whole == Point("resid_pre", 0)
+    assert Point("pattern", 0, (1,)).is_ragged
 
 
 def test_points_are_values() -> None:

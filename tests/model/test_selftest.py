@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model import gpt2
-from model.attention import exact
+from model.attention import explicit
 from model.attention.fused import FusedAttention
 from model.config import GPT2Config
 from model.errors import NotExact
@@ -86,15 +86,15 @@ def test_a_head_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_fused_attention_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FusedAttention, "max_queries", 1024, raising=False)
-    monkeypatch.setattr(gpt2, "ExactAttention", FusedAttention)
+    monkeypatch.setattr(gpt2, "ExplicitAttention", FusedAttention)
     with pytest.raises(NotExact, match="attention in"):
         prove_exact(CHECKPOINT)
 
 
 def test_an_order_of_runs_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = exact._tiles
+    tiles = explicit._tiles
     monkeypatch.setattr(
-        exact, "_tiles", lambda groups: ((rows, tile[::-1]) for rows, tile in tiles(groups))
+        explicit, "_tiles", lambda groups: ((rows, tile[::-1]) for rows, tile in tiles(groups))
     )
     with pytest.raises(NotExact, match="attention in what follows a fork"):
         prove_exact(lively_checkpoint(LONG))

@@ -7,6 +7,8 @@ import numpy as np
 from model.config import GPT2Config
 from tests.agreement import assert_agrees
 from tests.lively import lively_checkpoint
+from tests.server.gating import begin, gated, until_idle
+from tests.server.hand import http_scope, until
 from tests.server.serving import Serving, serving, vector
 
 LIVELY = lively_checkpoint(GPT2Config(n_ctx=256, n_embd=32, n_layer=2, n_head=2))
@@ -47,6 +49,25 @@ async def assert_as_alone(server: Serving, session_id: str) -> None:
     assert theirs == alone[0]
     assert len(set(theirs)) > 3, "these weights would hide a wrong position"
     assert_agrees(np.array(logits), np.array(alone[1]))
+
+
+async def assert_no_session_is_left(**body: Any) -> None:
+    """See that a fork whose client leaves while it is stepped has taken nothing."""
+    async with gated() as (server, model):
+        parent = await server.open(token_ids=PROMPT)
+        before = await kv(server)
+        model.close()
+        headers = {"content-type": "application/json"}
+        scope = http_scope("POST", f"/v1/sessions/{parent}/fork", headers=headers)
+        hand, request = begin(server, scope, **body)
+        await until(lambda: server.service.engine.stats().running > 0)
+        hand.disconnect()
+        await request
+        model.open()
+        await until_idle(server)
+        assert await ids(server) == [parent]
+        assert (await kv(server))["bytes_used"] == before["bytes_used"]
+        assert server.service.answers.held_bytes == 0
 
 
 async def kv(server: Serving) -> dict[str, int]:

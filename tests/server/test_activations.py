@@ -105,9 +105,10 @@ async def test_an_empty_session_has_no_records(server: Serving) -> None:
     for form in (Form.JSON, *STREAMS):
         answer = await server.client.get(path, headers=accepting(form))
         assert answer.status_code == 200
-        assert [one.record["object"] for one in told(form, answer.content)] == (
-            [] if form is Form.JSON else ["done"]
-        )
+        records = told(form, answer.content)
+        assert [one.record["object"] for one in records] == ([] if form is Form.JSON else ["done"])
+        last = answer.json() if form is Form.JSON else records[-1].record
+        assert last["source"] == "rebuilt"
 
 
 @served

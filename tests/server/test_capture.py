@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from types import AsyncGeneratorType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.studies.bulk import Bulk, PromptActivations
 from engine.studies.flow import WINDOW
 from model.config import GPT2Config
 from server.negotiation import Form
@@ -173,7 +176,7 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"allow_special": True}, "invalid_request", "allow_special", ""),
     ({"interventions": [{"point": "z.0"}]}, "invalid_request", "interventions", ""),
     ({"interventions": [ZERO]}, "invalid_request", "interventions", "position 1"),
-    ({"interventions": [MASK]}, "invalid_request", "interventions", "every key"),
+    ({"interventions": [MASK]}, "invalid_request", "interventions", "no key"),
     ({"token_ids": [[1], [2] * 200], "points": ["logits"]}, "response_too_large", "points", ""),
     ({"stream": True}, "invalid_request", "stream", ""),
 ]
@@ -261,6 +264,33 @@ def test_a_client_that_leaves_ends_the_prompts_under_way() -> None:
             assert model.n_passes <= 2
             assert server.service.answers.held_bytes == 0
             assert not server.service.engine._thread.places._places
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_before_the_first_byte_ends_them_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[AsyncGenerator[PromptActivations, None]] = []
+    real = Bulk.run
+
+    def run(*arguments: Any, **more: Any) -> AsyncGenerator[PromptActivations, None]:
+        begun.append(real(*arguments, **more))
+        return begun[0]
+
+    monkeypatch.setattr(Bulk, "run", run)
+
+    async def main() -> None:
+        async with gated() as (server, model):
+            hand, task = capturing(server, PROMPTS * 50, write_blocks=True)
+            await until(lambda: model.n_passes > 0)
+            await until_idle(server)  # the first ones wait to be sent
+            assert not hand.sent
+            hand.disconnect()
+            await task
+            assert isinstance(begun[0], AsyncGeneratorType)
+            assert begun[0].ag_frame is None, "it was not closed"
+            assert server.service.answers.held_bytes == 0
 
     asyncio.run(main())
 

@@ -34,7 +34,7 @@ async def test_refusals_change_nothing(server: Serving) -> None:
         (scaled("4:"), 400, "position_committed", "past_length is 5"),
         (scaled("5:9"), 400, "invalid_request", "5 to 5"),
         (scaled("6:"), 400, "invalid_request", "5 to 5"),
-        (mask, 400, "invalid_request", "hides every key of the step at 5"),
+        (mask, 400, "invalid_request", "leaves the step at 5 no key"),
         (project, 400, "invalid_request", "direction"),
         (replaced(vector="vec_0"), 404, "vector_not_found", "PUT /v1/vectors"),
         (replaced(vector=flat), 400, "invalid_request", "[1, 32], and resid_pre.1 has [32]"),
@@ -58,10 +58,11 @@ async def test_refusals_change_nothing(server: Serving) -> None:
 
 @served
 async def test_the_first_fault_in_order_is_told(server: Serving) -> None:
-    """Body, session, expected length, what is cheap of the interventions, text, values."""
+    """Body, session, expected length, text, context, reach, masks that leave no key, values."""
     session_id = await server.open(token_ids=PROMPT[:5])
     bad = replaced(data=[1.0])
     missing = replaced(vector="vec_0")
+    early, hidden = scaled("4"), [{"point": "scores.0", "op": "mask", "keys": ":"}]
     long = "a" * 131_073
     order: list[tuple[str, dict[str, Any], str]] = [
         ("sess_0", {"token_ids": [1], "interventions": bad}, "invalid_request"),
@@ -73,7 +74,12 @@ async def test_the_first_fault_in_order_is_told(server: Serving) -> None:
             {"token_ids": [1], "past_length": 9, "interventions": missing},
             "past_length_mismatch",
         ),
-        (session_id, {"token_ids": [1] * 300, "interventions": missing}, "vector_not_found"),
+        (session_id, {"token_ids": [1] * 300, "interventions": missing}, "context_length_exceeded"),
+        (session_id, {"token_ids": [1] * 300, "interventions": hidden}, "context_length_exceeded"),
+        (session_id, {"token_ids": [1], "interventions": early + missing}, "position_committed"),
+        (session_id, {"token_ids": [1], "interventions": early + hidden}, "position_committed"),
+        (session_id, {"token_ids": [1], "interventions": hidden + missing}, "invalid_request"),
+        (session_id, {"token_ids": [1], "interventions": missing}, "vector_not_found"),
     ]
     for target, body, code in order:
         answer = await server.post(f"/v1/sessions/{target}/append", **body)
@@ -81,14 +87,33 @@ async def test_the_first_fault_in_order_is_told(server: Serving) -> None:
 
 
 @served
+async def test_no_value_is_looked_for_where_its_steps_cannot_be(server: Serving) -> None:
+    session_id = await server.open(token_ids=PROMPT[:5])
+    missing = replaced(session=session_id, position=2) + replaced(vector="vec_0")
+    for verb, few, many in (
+        ("append", {"token_ids": [1]}, {"token_ids": [1] * 300}),
+        ("generate", {"max_tokens": 1}, {"max_tokens": 300}),
+        ("fork", {"at": 3, "replay": True}, {"at": 3, "replay": True, "token_ids": [1] * 300}),
+    ):
+        for body, others, code in (
+            (many, [], "context_length_exceeded"),
+            (many, scaled("2"), "context_length_exceeded"),
+            (few, scaled("2"), "position_committed"),
+            (few, scaled("9:"), "invalid_request"),
+            (few, [], "vector_not_found"),
+        ):
+            path = f"/v1/sessions/{session_id}/{verb}"
+            answer = await server.post(path, **body, interventions=missing + others)
+            assert error_of(answer)["code"] == code, (verb, body, others)
+
+
+@served
 async def test_edits_that_lead_nowhere_are_the_clients_fault(server: Serving) -> None:
     session_id = await server.open(token_ids=PROMPT[:5])
     huge = [{"point": "resid_post.1", "op": "scale", "scale": 3e38}] * 2
-    halves = [
-        {"point": "scores.0", "op": "mask", "keys": "0:3"},
-        {"point": "scores.0", "op": "mask", "keys": "3:"},
-    ]
-    for interventions in (huge, halves):
+    signs = np.repeat([1.6e38, -1.6e38], WIDTH // 2).tolist()
+    overflow = [{"point": "ln_f", "op": "replace", "value": {"data": signs}}]
+    for interventions in (huge, overflow):
         told = await refused(server, session_id, token_ids=[1], interventions=interventions)
         assert (told["status"], told["code"]) == (400, "invalid_request")
         assert "finite" in told["message"]
@@ -123,6 +148,34 @@ def test_what_records_tell_of_edits_counts_into_the_size_of_an_answer() -> None:
             generated = {"max_tokens": 32, "points": [], "interventions": many}
             answer = await server.post(f"{path}/generate", **generated)
             assert (answer.status_code, error_of(answer)["code"]) == (400, "response_too_large")
+
+    asyncio.run(main())
+
+
+def test_the_step_whose_edits_are_the_longest_text_counts() -> None:
+    """A mask of many keys, not two edits of little to tell."""
+
+    async def main() -> None:
+        async with serving(max_response_bytes=250_000) as server:
+            session_id = await server.open(token_ids=PROMPT[:1])
+            keys = ",".join(map(str, range(2, 256, 2)))
+            edits: list[dict[str, Any]] = [
+                {"point": "scores.0", "op": "mask", "keys": keys, "positions": "1"}
+            ]
+            edits += [{"point": "z.0", "op": "scale", "scale": 2, "positions": "2"}] * 2
+            body = {"token_ids": PROMPT[1:], "points": [], "interventions": edits}
+            path = f"/v1/sessions/{session_id}"
+            streamed = await server.post(f"{path}/append", **body, stream=True)
+            assert streamed.status_code == 200
+            replay = {"at": 0, "replay": True, "points": []}
+            for answer in (
+                await server.post(f"{path}/fork", **replay),
+                await server.client.get(f"{path}/activations", params={"points": "z.0[0]"}),
+            ):
+                told = error_of(answer)
+                assert (answer.status_code, told["code"]) == (400, "response_too_large")
+            dropped = await server.post(f"{path}/fork", **replay, edits="drop")
+            assert dropped.status_code == 201
 
     asyncio.run(main())
 

@@ -5,9 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.server.forking import PROMPT, assert_as_alone, fork, ids, kv, tokens_of
-from tests.server.gating import begin, gated, until_busy, until_idle
-from tests.server.hand import http_scope, until
+from tests.server.forking import (
+    PROMPT,
+    assert_as_alone,
+    assert_no_session_is_left,
+    fork,
+    ids,
+    tokens_of,
+)
+from tests.server.gating import gated, until_busy
 from tests.server.serving import Serving, error_of, served, serving
 
 pytestmark = pytest.mark.usefixtures("lively")
@@ -90,23 +96,7 @@ def test_a_fork_whose_tokens_fail_is_no_session() -> None:
 
 
 def test_s02_a_fork_whose_client_leaves_is_no_session() -> None:
-    async def main() -> None:
-        async with gated() as (server, model):
-            parent = await server.open(token_ids=PROMPT)
-            before = await kv(server)
-            model.close()
-            headers = {"content-type": "application/json"}
-            scope = http_scope("POST", f"/v1/sessions/{parent}/fork", headers=headers)
-            hand, request = begin(server, scope, token_ids=[1] * 100)
-            await until(lambda: server.service.engine.stats().running > 0)
-            hand.disconnect()
-            await request
-            model.open()
-            await until_idle(server)
-            assert await ids(server) == [parent]
-            assert (await kv(server))["bytes_used"] == before["bytes_used"]
-
-    asyncio.run(main())
+    asyncio.run(assert_no_session_is_left(token_ids=[1] * 100))
 
 
 def test_a_fork_counts_as_a_session_and_as_work() -> None:

@@ -76,7 +76,7 @@ def stream(tokenizer: Tokenizer) -> Callable[..., RecordStream]:
     facts = facts_about(SIZES["tiny"])
 
     def make(work: Work, form: Form = Form.SSE, **pace: Any) -> RecordStream:
-        times = {"write_timeout": 20.0, "ping_seconds": 20.0, "bytes_per_record": 600} | pace
+        times = {"write_timeout": 20.0, "ping_seconds": 20.0, "largest_record": 600} | pace
         return RecordStream(
             work.source,
             form=form,
@@ -300,18 +300,18 @@ def test_what_is_no_step_streams_too(stream: Callable[..., RecordStream], form: 
     assert grid.points["a"].tolist() == numbers.tolist()
 
 
-@pytest.mark.parametrize("bytes_per_record", [600, 40_000, 200_000])
+@pytest.mark.parametrize("largest_record", [600, 40_000, 200_000])
 def test_records_are_written_in_bounded_pieces_in_order(
-    stream: Callable[..., RecordStream], bytes_per_record: int
+    stream: Callable[..., RecordStream], largest_record: int
 ) -> None:
     async def main() -> Hand:
         hand = Hand()
         work = Work(Batch([record(i) for i in range(300)]), DONE)
-        await hand.run(stream(work, bytes_per_record=bytes_per_record), http_scope())
+        await hand.run(stream(work, largest_record=largest_record), http_scope())
         return hand
 
     hand = asyncio.run(main())
     payloads = [json.loads(payload) for payload in sse(hand.body)[:-1]]
     assert [payload["index"] for payload in payloads[:-1]] == list(range(300))
     n_writes = sum(m["type"] == "http.response.body" for m in hand.sent)
-    assert n_writes >= min(300, 300 * bytes_per_record // (64 * 1024))
+    assert n_writes >= min(300, 300 * largest_record // (64 * 1024))

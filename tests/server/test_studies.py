@@ -3,12 +3,15 @@
 import asyncio
 import json
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.studies.measures import kl_divergence
+from server import wire
+from server.routes import studies
 from server.studies.answers import Compared, Verified
 from tests.reference import reference_points
 from tests.server.forking import LIVELY, PROMPT
@@ -135,6 +138,28 @@ async def test_two_sessions_are_compared(server: Serving) -> None:
         )
     assert answer["usage"]["a"]["cached_tokens"] == answer["usage"]["b"]["cached_tokens"] == 8
     assert (await server.length(a), await server.length(b)) == (8, 10)
+
+
+def test_a_comparison_is_written_on_a_worker_point_by_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def dumps(value: object) -> bytes:
+        threads.append(threading.current_thread())
+        return wire.dumps(value)
+
+    monkeypatch.setattr(studies, "dumps", dumps)
+
+    async def main() -> None:
+        async with serving() as server:
+            a = await server.open(token_ids=PROMPT[:8])
+            answer = await server.post("/v1/compare", a=a, b=a, points=["resid_post.*", "ln_f"])
+            assert answer.json()["points"].keys() == {"resid_post.0", "resid_post.1", "ln_f"}
+
+    asyncio.run(main())
+    assert len(threads) == 1 + 3
+    assert threading.main_thread() not in threads
 
 
 @served

@@ -293,7 +293,7 @@ def test_a_fault_in_a_cell_ends_a_stream_with_an_error() -> None:
     asyncio.run(main())
 
 
-def test_mates_are_stepped_meanwhile_and_the_queue_is_shared() -> None:
+def test_mates_are_stepped_meanwhile_and_not_refused() -> None:
     async def main() -> None:
         async with serving(max_queue=4) as server:
             session_id, other = await server.open(token_ids=CORRUPT), await server.open()
@@ -305,7 +305,7 @@ def test_mates_are_stepped_meanwhile_and_the_queue_is_shared() -> None:
                 lengths.append(answer.status_code)
                 await asyncio.sleep(0.01)
             assert (await sweeping)["usage"]["cells"] == 14
-            assert set(lengths) <= {200, 429}
+            assert set(lengths) <= {200}  # however many cells there are, nobody else is refused
             assert await server.length(other) == lengths.count(200)
 
     asyncio.run(main())

@@ -77,7 +77,7 @@ def test_records_are_stacked_with_positions_first(positions: list[int]) -> None:
     units = Point("scores", 0, (1,)), Point("logits", None, (318, 262))
     points = tuple(p for p in all_points(TINY) if p.name != "logits") + units
     records = [step(position, points) for position in positions]
-    blob = stacked(records, points, {"object": "activations", "text": "\u2028"})
+    blob = stacked(records, points, {"object": "activations", "text": "\u2028"}, TINY)
     read = load(blob)
     assert set(read) == {str(p) for p in points} | {"positions", "token_ids", "n_keys"}
     assert read["positions"].tolist() == positions
@@ -97,5 +97,5 @@ def test_records_are_stacked_with_positions_first(positions: list[int]) -> None:
 
 def test_a_stack_without_keys_has_no_number_of_keys() -> None:
     points = (Point("resid_post", 1),)
-    blob = stacked([step(0, points), step(1, points)], points, {})
+    blob = stacked([step(0, points), step(1, points)], points, {}, TINY)
     assert set(load(blob)) == {"resid_post.1", "positions", "token_ids"}

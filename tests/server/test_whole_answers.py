@@ -64,18 +64,23 @@ def test_the_end_of_an_answer_is_not_taken_for_a_client_that_left() -> None:
     assert not aborted
 
 
+def endless() -> tuple[Hand, asyncio.Task[None], asyncio.Event]:
+    """An answer that is never done, its request, and what is set once its work has ended."""
+    hand, ended = Hand(), asyncio.Event()
+
+    async def work() -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    return hand, asyncio.create_task(hand.run(answer(work), http_scope())), ended
+
+
 def test_s02_a_plain_answer_is_cancelled_when_its_client_leaves() -> None:
     async def main() -> Hand:
-        hand, ended = Hand(), asyncio.Event()
-
-        async def work() -> bytes:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            raise AssertionError
-
-        request = asyncio.create_task(hand.run(answer(work), http_scope()))
+        hand, request, ended = endless()
         hand.disconnect()
         await request
         assert ended.is_set()
@@ -86,16 +91,7 @@ def test_s02_a_plain_answer_is_cancelled_when_its_client_leaves() -> None:
 
 def test_an_outer_cancellation_is_no_disconnect() -> None:
     async def main() -> None:
-        hand, ended = Hand(), asyncio.Event()
-
-        async def work() -> bytes:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            raise AssertionError
-
-        request = asyncio.create_task(hand.run(answer(work), http_scope()))
+        _, request, ended = endless()
         await asyncio.sleep(0.01)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):

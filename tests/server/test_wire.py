@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from model.points import Point, all_points
 from server.answers import Record, SessionState
 from server.framing import framing_of
 from server.negotiation import EncodingFormat, Form
-from server.wire import Wire, dumps, record_bytes, session_json, tensor_json
+from server.wire import Message, Tensor, Wire, dumps, record_bytes, session_json
 from sessions.edits import Edit, Value
 from sessions.session import Session
 from tests.server.serving import facts_about
@@ -35,12 +36,18 @@ def wire(tokenizer: Tokenizer, config: GPT2Config = TINY) -> Wire:
     return Wire(tokenizer, facts)
 
 
+def tensor_json(
+    array: npt.NDArray[np.float32], axes: tuple[str, ...], encoding: EncodingFormat
+) -> Any:
+    return json.loads(b"".join(Tensor(array, axes).json(encoding)))
+
+
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 @settings(deadline=None, max_examples=50)
 def test_both_encodings_are_lossless(numbers: list[float]) -> None:
     array = np.array(numbers, dtype=np.float32)
-    as_base64 = json.loads(dumps(tensor_json(array, ("n_embd",), "base64")))
-    as_floats = json.loads(dumps(tensor_json(array, ("n_embd",), "float")))
+    as_base64 = tensor_json(array, ("n_embd",), "base64")
+    as_floats = tensor_json(array, ("n_embd",), "float")
     decoded = np.frombuffer(base64.b64decode(as_base64["data"]), dtype="<f4")
     assert decoded.tobytes() == array.tobytes()
     assert np.array(as_floats["data"], dtype=np.float32).tobytes() == array.tobytes()
@@ -52,7 +59,37 @@ def test_a_tensor_says_what_it_is_and_may_be_a_view() -> None:
     assert (told["dtype"], told["shape"], told["axes"]) == ("float32", [4, 3], ["a", "b"])
     data = np.frombuffer(base64.b64decode(told["data"]), dtype="<f4").reshape(4, 3)
     assert (data == table.T).all()
-    assert json.loads(dumps(tensor_json(table.T, ("a", "b"), "float")))["data"] == data.tolist()
+    assert tensor_json(table.T, ("a", "b"), "float")["data"] == data.tolist()
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 3), (100_000,), (1, 50_257), (3, 20_000, 2), (2, 1, 60_000), (90_000, 1), (3, 0)]
+)
+def test_a_large_tensor_is_written_in_slices(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    for encoding in ENCODINGS:
+        parts = list(Tensor(array, ("a", "b", "c")[: array.ndim]).json(encoding))
+        assert max(map(len, parts)) <= 50_000 * 16  # of one call
+        told = json.loads(b"".join(parts))
+        assert told["shape"] == list(shape)
+        data = told["data"]
+        flat = np.frombuffer(base64.b64decode(data), "<f4") if encoding == "base64" else data
+        again = np.array(flat, dtype=np.float32).reshape(shape)
+        assert again.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_message_has_tensors_of_other_fields(encoding: EncodingFormat) -> None:
+    one, two = (Tensor(np.full(2, n, np.float32), ("a",)) for n in (1, 2))
+    message = Message({"at": 1}, {"p": one}, {"baseline": {"p": two, "q": one}, "source": None})
+    told = json.loads(message.json(encoding))
+    assert list(told) == ["at", "points", "baseline", "source"]
+    assert told["source"] is None
+    assert told["baseline"] == {
+        name: tensor_json(*tensor, encoding) for name, tensor in (("p", two), ("q", one))
+    }
+    assert message.all_tensors == {"p": one, "baseline/p": two, "baseline/q": one}
+    assert b"".join(message.json_parts(encoding)) == message.json(encoding)
 
 
 @pytest.mark.parametrize("text", ["\u2028", "\u2029", "\u0085", "\r\n\0\v", "😀", "…ࠨ"])
@@ -134,7 +171,7 @@ def test_a_session_counts_its_edited_steps() -> None:
 
 def test_n01_what_is_not_finite_is_null_as_float_and_itself_in_bytes() -> None:
     array = np.array([[1.5, -np.inf, np.nan]], dtype=np.float32)
-    as_floats = json.loads(dumps(tensor_json(array, ("n_head", "key"), "float")))
+    as_floats = tensor_json(array, ("n_head", "key"), "float")
     assert as_floats["data"] == [[1.5, None, None]]
     as_base64 = tensor_json(array, ("n_head", "key"), "base64")
     assert base64.b64decode(as_base64["data"]) == array.tobytes()

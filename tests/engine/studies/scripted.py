@@ -9,6 +9,7 @@ from engine.commands import Probe, Read
 from engine.errors import Cancelled, EngineError
 from engine.events import Done, Failed, Progress, Started, StepRecord, Usage
 from engine.reply import Reply
+from engine.studies.turns import Turns
 from model.points import Point
 from sessions.session import Session
 
@@ -21,6 +22,7 @@ class Scripted:
 
     def __init__(self, answers: Callable[[Read | Probe], Arrays], *, batch: int = 3) -> None:
         self.answers = answers
+        self.turns = Turns()
         self.batch = batch
         self.commands: list[Read | Probe] = []
         self.running: list[Reply] = []

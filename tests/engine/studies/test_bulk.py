@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.studies.bulk import Bulk, Captured, Prompt
+from engine.studies.bulk import Bulk, Prompt, PromptActivations
 from model.points import Point
 from sessions.edits import Edit, Intervention
 from tests.agreement import assert_agrees
@@ -26,7 +26,9 @@ def prompt(ids: Sequence[int], *positions: int) -> Prompt:
     return Prompt(token_ids=tuple(ids), positions=positions or tuple(range(len(ids))))
 
 
-async def all_of(rig: Rig, prompts: Sequence[Prompt], bulk: Bulk, **more: Any) -> list[Captured]:
+async def all_of(
+    rig: Rig, prompts: Sequence[Prompt], bulk: Bulk, **more: Any
+) -> list[PromptActivations]:
     async with aclosing(bulk.run(rig.engine, prompts, CONFIG, **more)) as frames:
         return [one async for one in frames]
 
@@ -45,7 +47,9 @@ async def test_each_prompt_in_order_as_the_reference_has_it(window: int) -> None
         assert not rig.places()
 
 
-def assert_bundle(one: Captured, ids: Sequence[int], positions: Sequence[int], **more: Any) -> None:
+def assert_bundle(
+    one: PromptActivations, ids: Sequence[int], positions: Sequence[int], **more: Any
+) -> None:
     expected = reference_points(LIVELY, ids, **more)
     for point in POINTS:
         rows = np.stack([point.select(expected[str(point.whole)][p].numpy()) for p in positions])

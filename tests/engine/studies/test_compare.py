@@ -44,7 +44,7 @@ async def test_distances_are_those_of_two_full_passes() -> None:
 
 def _vector(points: dict[str, torch.Tensor], point: Point, position: int) -> np.ndarray:
     row = points[str(point.whole)][position].numpy()
-    if "key" in point.axes:
+    if point.is_ragged:
         row = row[..., : position + 1]
     return np.asarray(point.select(row)).ravel().astype(np.float64)
 

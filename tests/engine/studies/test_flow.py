@@ -13,7 +13,8 @@ import pytest
 
 from engine.commands import Capture, Probe, Read
 from engine.errors import NoRoom, QueueFull, StepFailed
-from engine.studies.flow import Attempt, Pairs, gather, in_order, in_step
+from engine.studies.flow import Pairs, gather, in_order, in_step
+from engine.studies.turns import Attempt, Turns
 from model.points import Point
 from tests.engine.rig import in_loop
 from tests.engine.studies.scripted import Arrays, Scripted, some_numbers
@@ -123,7 +124,7 @@ class Crowd:
 
 
 async def collected(crowd: Crowd, n: int, *, window: int) -> list[int]:
-    async with aclosing(in_order(map(crowd.attempt, range(n)), window=window)) as results:
+    async with aclosing(in_order(map(crowd.attempt, range(n)), Turns(), window=window)) as results:
         return [result async for result in results]
 
 
@@ -140,7 +141,7 @@ async def test_results_come_in_order_and_no_more_than_the_window_run() -> None:
 @in_loop
 async def test_results_that_nobody_takes_hold_their_places() -> None:
     crowd = Crowd()
-    results = in_order(map(crowd.attempt, range(100)), window=4)
+    results = in_order(map(crowd.attempt, range(100)), Turns(), window=4)
     first = asyncio.create_task(anext(results))
     for name in range(4):
         await crowd.end(name)
@@ -154,7 +155,7 @@ async def test_results_that_nobody_takes_hold_their_places() -> None:
 @in_loop
 async def test_leaving_early_cancels_what_runs_and_begins_no_more() -> None:
     crowd = Crowd()
-    results = in_order(map(crowd.attempt, range(10)), window=3)
+    results = in_order(map(crowd.attempt, range(10)), Turns(), window=3)
     first = asyncio.create_task(anext(results))
     await crowd.end(0)
     assert await first == 0
@@ -182,11 +183,40 @@ async def test_one_without_a_place_waits_for_one_of_its_own(refusal: Exception) 
     crowd = Crowd()
     crowd.refuses = lambda name: refusal if len(crowd.under_way) == 2 else None
     task = asyncio.create_task(collected(crowd, 8, window=5))
-    for name in range(8):
-        await crowd.end(name)
+    for _ in range(8):
+        while not crowd.under_way:  # noqa: ASYNC110  # another task makes it true
+            await asyncio.sleep(0)
+        await crowd.end(next(iter(crowd.under_way)))
+        await asyncio.sleep(0)
     assert await task == list(range(8))
     assert crowd.most == 2
     assert len(crowd.tries) > 8
+
+
+@in_loop
+async def test_those_without_a_place_try_again_only_when_one_has_ended() -> None:
+    crowd = Crowd()
+    crowd.refuses = lambda name: QueueFull(1) if crowd.under_way else None
+    task = asyncio.create_task(collected(crowd, 4, window=4))
+    for n_tries in (4, 6, 8, 9):  # two of those that are left, each time
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(crowd.tries) == n_tries
+        await crowd.end(next(iter(crowd.under_way)))
+    assert await task == list(range(4))
+    assert len(crowd.tries) == 9
+
+
+@in_loop
+async def test_one_that_waits_hears_that_the_last_one_was_refused() -> None:
+    async def refused(n_turns: int) -> int:
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        raise NoRoom(needed_bytes=1, total_bytes=1)
+
+    attempts = in_order([partial(refused, 1), partial(refused, 5)], Turns())
+    with pytest.raises(NoRoom):
+        await anext(attempts)
 
 
 @in_loop

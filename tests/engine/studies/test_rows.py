@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.events import StepRecord
-from engine.studies.rows import Dtype, Mean, Stacked
+from engine.studies.rows import Dtype, Mean, Stacked, n_keys
 from model.config import GPT2Config
 from model.points import Point
 from tests.engine.studies.scripted import some_numbers
@@ -23,7 +23,7 @@ def record(position: int, points: Sequence[Point]) -> StepRecord:
 
 
 def test_rows_lie_in_order_and_keys_are_padded_on_the_right() -> None:
-    points, positions = (PATTERN, HEAD, RESIDUAL), (0, 3, 7)
+    points, positions = (PATTERN, HEAD, RESIDUAL), (3, 7, 0)
     rows = Stacked(points, positions, CONFIG)
     records = [record(position, points) for position in positions]
     rows.take(records[:1])
@@ -40,6 +40,14 @@ def test_rows_lie_in_order_and_keys_are_padded_on_the_right() -> None:
                 records[index].points[point],
             )
         assert not rows.arrays[PATTERN][index, :, position + 1 :].any()
+
+
+def test_the_number_of_keys_is_told_where_rows_have_some() -> None:
+    real = n_keys((RESIDUAL, PATTERN), (0, 3, 7))
+    assert real is not None
+    assert real.dtype == np.int64
+    assert real.tolist() == [1, 4, 8]
+    assert n_keys((RESIDUAL, HEAD), (0, 3, 7)) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine.commands import Truncate
-from engine.errors import QueueFull, SessionChanged, StepFailed
-from engine.studies.sweep import Cell, Sight, Sweep
+from engine.errors import SessionChanged, SessionDeleted, StepFailed
+from engine.studies.guard import Guard
+from engine.studies.sweep import Cell, Readout, Sweep
 from model.points import Point
 from sessions.edits import Edit, Intervention
-from sessions.errors import SessionNotFound
 from tests.agreement import assert_agrees
 from tests.engine.doubles import Failing, Gated, steps_position
 from tests.engine.editing import value
@@ -26,10 +26,10 @@ LOGITS = Point("logits", units=(11, 318))
 
 
 async def begun(rig: Rig, session_id: str, *, n_cells: int, at: int) -> Sweep:
-    sight = Sight(session=rig.session(session_id), points=(LOGITS,), at=at)
-    baseline = await sight.record(rig.engine)
-    current = partial(rig.session, session_id)
-    return Sweep(rig.engine, sight, baseline, n_cells=n_cells, current=current)
+    guard = Guard(rig.session(session_id), at + 1, partial(rig.session, session_id))
+    readout = Readout(guard=guard, points=(LOGITS,), at=at)
+    baseline = await readout.record(rig.engine)
+    return Sweep(rig.engine, readout, baseline, n_cells=n_cells)
 
 
 async def run_through(
@@ -144,7 +144,7 @@ async def test_a_grid_larger_than_the_queue_waits_for_its_own_cells() -> None:
 
 
 @in_loop
-async def test_a_full_queue_is_told_where_no_cell_could_make_room() -> None:
+async def test_a_full_queue_does_not_stop_a_study_that_has_begun() -> None:
     none = Edit(point="attn_out.0", op="scale", scale=0.0)
     async with running(Gated, max_queue=1) as rig:
         gate(rig).let(2)
@@ -152,14 +152,15 @@ async def test_a_full_queue_is_told_where_no_cell_could_make_room() -> None:
         gate(rig).let(1)
         sweep = await begun(rig, session_id, n_cells=2, at=8)
         reply = rig.append(other, [6])
-        with pytest.raises(QueueFull):
-            await run_through(sweep, [cell(3, none), cell(4, none)])
         gate(rig).release()
+        await run_through(sweep, [cell(3, none), cell(4, none)])
+        assert sweep.n_steps == 11  # from 3 and from 4 to 8
         await reply.result()
 
 
+@pytest.mark.parametrize("replaced", [[7], []])
 @in_loop
-async def test_a_session_that_is_rolled_back_meanwhile_ends_the_study() -> None:
+async def test_a_session_that_is_rolled_back_meanwhile_ends_the_study(replaced: list[int]) -> None:
     none = Edit(point="attn_out.0", op="scale", scale=0.0)
     async with running() as rig:
         session_id = await rig.open(CORRUPT)
@@ -169,12 +170,24 @@ async def test_a_session_that_is_rolled_back_meanwhile_ends_the_study() -> None:
 
         async def roll_back() -> None:
             await rig.engine.truncate(Truncate(session_id=session_id, to=8))
-            await rig.appended(session_id, [7])
+            if replaced:
+                await rig.appended(session_id, replaced)
 
         with pytest.raises(SessionChanged):
             await run_through(sweep, cells, roll_back)
         await rig.settled()
         assert rig.places() == {session_id}
+
+
+@in_loop
+async def test_cells_after_the_position_that_is_read_notice_it_too() -> None:
+    none = Edit(point="attn_out.0", op="scale", scale=0.0)
+    async with running() as rig:
+        session_id = await rig.open(CORRUPT)
+        sweep = await begun(rig, session_id, n_cells=3, at=4)
+        await rig.engine.truncate(Truncate(session_id=session_id, to=4))
+        with pytest.raises(SessionChanged):
+            await run_through(sweep, [cell(p, none) for p in (6, 7, 8)])
 
 
 @in_loop
@@ -184,7 +197,7 @@ async def test_a_session_that_is_deleted_meanwhile_ends_the_study() -> None:
         session_id = await rig.open(CORRUPT)
         sweep = await begun(rig, session_id, n_cells=60, at=8)
         delete = partial(rig.engine.delete, session_id)
-        with pytest.raises(SessionNotFound):
+        with pytest.raises(SessionDeleted):
             await run_through(sweep, [cell(p % 9, none) for p in range(60)], delete)
         await rig.settled()
         assert not rig.places()

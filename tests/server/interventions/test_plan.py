@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -208,37 +209,90 @@ def test_all_but_derived_points_can_be_edited() -> None:
     assert [one.point for one in plan(*bodies)] == points
 
 
-def covered(keys: set[int], positions: set[int] | None, start: int) -> bool:
-    """Whether some step from `start` on is left no key, step by step."""
-    stepped = [p for p in range(start, CONFIG.n_ctx) if positions is None or p in positions]
-    return any(set(range(p + 1)) <= keys for p in stepped)
+def listed(positions: set[int]) -> str:
+    return ",".join(map(str, positions))
 
 
-@given(
-    st.sets(st.integers(0, 15), min_size=1),
-    st.none() | st.sets(st.integers(0, 15), min_size=1),
-    st.integers(0, 15),
-)
+def leaves_none(keys: set[int], positions: set[int] | None, stepped: range) -> bool:
+    """Whether some step is left no key, step by step."""
+    edited = [p for p in stepped if positions is None or p in positions]
+    return any(set(range(p + 1)) <= keys for p in edited)
+
+
+SOME = st.sets(st.integers(0, 15), min_size=1)
+STEPPED = st.builds(range, st.integers(0, 15), st.integers(0, 16))
+
+
+@given(SOME, st.none() | SOME, STEPPED)
 @settings(deadline=None, max_examples=100)
 def test_a_mask_leaves_every_step_a_key(
-    keys: set[int], positions: set[int] | None, start: int
+    keys: set[int], positions: set[int] | None, stepped: range
 ) -> None:
-    where = {} if positions is None else {"positions": ",".join(map(str, positions))}
-    found = plan(MASK | where | {"keys": ",".join(map(str, keys))})
-    if not covered(keys, positions, start):
-        check_masks(found, start)
+    where = {} if positions is None else {"positions": listed(positions)}
+    found = plan(MASK | where | {"keys": listed(keys)})
+    if not leaves_none(keys, positions, stepped):
+        check_masks(found, stepped)
         return
-    with pytest.raises(Blamed, match=r"interventions\[0\]: it hides every key"):
-        check_masks(found, start)
+    with pytest.raises(Blamed, match=r"interventions\[0\]: it leaves the step at \d+ no key"):
+        check_masks(found, stepped)
+
+
+FEW = st.sets(st.integers(0, 4), min_size=1)
+POINTS = st.sampled_from(["scores.0", "scores.0[0]", "scores.0[1]", "scores.1"])
+MASKS = st.lists(st.tuples(st.just("mask"), POINTS, FEW, FEW), min_size=1, max_size=6)
+REPLACED: st.SearchStrategy[Any] = st.tuples(
+    st.just("replace"), POINTS, st.just(set()), FEW.map(lambda p: {min(p)})
+)
+
+
+@given(MASKS, st.none() | REPLACED, st.integers(0, 6))
+@settings(deadline=None, max_examples=200)
+def test_masks_together_leave_every_head_of_every_step_a_key(
+    masks: list[Any], replaced: Any, place: int
+) -> None:
+    """Against sets, step by step; scores that are replaced are masked no more."""
+    made = masks[:place] + [replaced] * (replaced is not None) + masks[place:]
+    refused = None
+    for position in range(1, 5):
+        left = {(layer, head): set(range(position + 1)) for layer in "01" for head in "01"}
+        for i, (op, point, keys, positions) in enumerate(made):
+            heads = [key for key in left if key[0] == point[7] and point[9:10] in ("", key[1])]
+            for key in heads if position in positions else ():
+                left[key] = left[key] - keys if op == "mask" else set(range(position + 1))
+                if not left[key] and refused is None:
+                    refused = f"interventions[{i}]: it leaves the step at {position} no key"
+    found = plan(*[intervention(*one) for one in made])
+    if refused is None:
+        check_masks(found, range(1, 5))
+        return
+    with pytest.raises(Blamed, match=re.escape(refused)):
+        check_masks(found, range(1, 5))
+
+
+def intervention(op: str, point: str, keys: set[int], positions: set[int]) -> dict[str, Any]:
+    where = {"point": point, "op": op, "positions": listed(positions)}
+    if op == "mask":
+        return where | {"keys": listed(keys)}
+    n_heads = 1 if "[" in point else 2
+    return where | {"value": {"data": [[0.0] * (min(positions) + 1)] * n_heads}}
+
+
+def test_scores_that_are_replaced_are_masked_no_more() -> None:
+    halves = [MASK | {"keys": "0"}, MASK | {"keys": "1:"}]
+    found = plan(halves[0], intervention("replace", "scores.0", set(), {2}), halves[1])
+    check_masks(found, range(2, 3))
+    with pytest.raises(Blamed, match=r"interventions\[2\]: it leaves the step at 3 no key"):
+        check_masks(found, range(2, 4))
 
 
 def test_open_masks() -> None:
-    check_masks(plan(MASK | {"keys": "1:"}), 0)
+    check_masks(plan(MASK | {"keys": "1:"}), range(16))
     for keys in (":", "0:", ":9"):
         with pytest.raises(Blamed, match="step at 8"):
-            check_masks(plan(MASK | {"keys": keys}), 8)
-    check_masks(plan(MASK | {"keys": ":8"}), 8)
-    check_masks(plan(MASK | {"keys": ":", "positions": ":8"}), 8)
+            check_masks(plan(MASK | {"keys": keys}), range(8, 9))
+    check_masks(plan(MASK | {"keys": ":8"}), range(8, 16))
+    check_masks(plan(MASK | {"keys": ":", "positions": ":8"}), range(8, 16))
+    check_masks(plan(MASK | {"keys": ":"}), range(0))
 
 
 def test_nulls_are_defaults() -> None:

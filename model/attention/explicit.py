@@ -1,4 +1,4 @@
-"""Attention whose rows have the same bits in any company. Torch; the model thread.
+"""Attention with its scores and weights in sight, and the same bits in any company. Model thread.
 
 The order of every sum depends on a query and its absolute positions alone:
 
@@ -43,7 +43,7 @@ class Scores(NamedTuple):
     reads: Sequence[Read]
 
 
-class ExactAttention:
+class ExplicitAttention:
     """Queries over the keys and values of one model's buffers, in float32."""
 
     max_queries = 128  # of one session's chunk in a group: their scores stay in the CPU's cache

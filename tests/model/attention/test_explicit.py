@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cache.accounting import KV
 from cache.buffers import KVBuffers
-from model.attention.exact import PIECE, ExactAttention
+from model.attention.explicit import PIECE, ExplicitAttention
 from model.attention.plan import Planner, in_order
 from model.batch import Row
 from model.selftest import same_bits
@@ -40,7 +40,7 @@ def attended(rows: list[Row], max_queries: int = 128) -> list[Tensor]:
     asked = [rows[i] for i in order]
     positions = [p for one in asked for p in one.positions]
     groups = Planner(BUFFERS, max_queries)(asked).groups
-    answers = ExactAttention(BUFFERS)(LAYER, QUERIES[positions], groups)
+    answers = ExplicitAttention(BUFFERS)(LAYER, QUERIES[positions], groups)
     parts = torch.split(answers, [len(one.token_ids) for one in asked])
     return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
 
@@ -99,7 +99,7 @@ def test_what_lies_behind_a_query_changes_no_bit() -> None:
 def test_scores_and_what_they_make_of_the_values(dtype: torch.dtype, slots: list[int]) -> None:
     """Of queries at any positions, in any precision of the cache: the parts of the whole."""
     buffers, positions = filled(dtype, d_head=16), [2, 3, 77, 128, 150]
-    attention, one = ExactAttention(buffers), row(slots, 0, N_CTX)
+    attention, one = ExplicitAttention(buffers), row(slots, 0, N_CTX)
     q = QUERIES[positions]
     scores, reads = attention.scores(LAYER, q, Planner(buffers, 128).reads(one.kv, positions))
     for query, p, seen in zip(q, positions, scores, strict=True):
