@@ -74,6 +74,8 @@ class Session:
         """
         if not 0 <= to <= self.past_length:
             raise LengthOutOfRange(to=to, past_length=self.past_length)
+        if to == self.past_length:
+            return self
         edits = {position: made for position, made in self.edits.items() if position < to}
         return replace(
             self,
