@@ -394,4 +394,4 @@ def assert_chosen(record: StepRecord, row: np.ndarray[Any, Any], sampling: Sampl
 
 
 TestAnyRequests = AnyRequests.TestCase
-TestAnyRequests.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestAnyRequests.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
