@@ -209,8 +209,9 @@ class ModelThread(threading.Thread):
         elif records:
             before = _known(job)
             if not job.passing:
-                batch.entries.append(_new_steps(job))
-                job.session = job.committed()
+                committed = job.committed()
+                batch.entries.append(_new_steps(job, committed))
+                job.session = committed
                 self.places.index(job.session)
             progress = Progress(_told(job), tuple(records), job.sight.hand_over())
             n_bytes = sum(record.n_bytes for record in records)
@@ -224,7 +225,7 @@ class ModelThread(threading.Thread):
             if job.opening:
                 batch.entries.append(Opened(committed))
             elif committed.past_length > job.session.past_length:
-                batch.entries.append(_new_steps(job))
+                batch.entries.append(_new_steps(job, committed))
         job.session = committed
         done = Done(_told(job), job.usage(), tuple(job.records), job.sight.hand_over())
         self._tell_job(batch, job, done, before=before)
@@ -286,8 +287,8 @@ def _told(job: Job) -> Session:
     return job.subject or job.session
 
 
-def _new_steps(job: Job) -> Committed:
-    """What is stepped and not in the session yet, for the log."""
-    first, committed = job.session.past_length, job.committed()
+def _new_steps(job: Job, committed: Session) -> Committed:
+    """What `committed` has and the job's session does not yet, for the log."""
+    first = job.session.past_length
     edits = job.edits.between(range(first, committed.past_length))
     return Committed(committed.id, first, committed.token_ids[first:], edits)

@@ -34,7 +34,7 @@ class Sight:
     ) -> None:
         points = tuple(sorted({*capture.points, *kept}))
         self.capture = capture
-        self.recorded: list[Recorded] = []  # and not handed over yet
+        self._recorded: list[Recorded] = []  # and not handed over yet
         self._kept = tuple(kept)
         self._recordings = recordings
         self.points = points
@@ -146,7 +146,7 @@ class Sight:
 
     def hand_over(self) -> tuple[Recorded, ...]:
         """What was recorded since the last time."""
-        recorded, self.recorded = tuple(self.recorded), []
+        recorded, self._recorded = tuple(self._recorded), []
         return recorded
 
     def _own(self, array: Floats) -> Floats:
@@ -157,7 +157,7 @@ class Sight:
         n_bytes = sum(arrays[point].nbytes for point in self._kept)
         if self._recordings.take(n_bytes):
             own = {point: _copied(arrays[point]) for point in self._kept}
-            self.recorded.append(Recorded(position, own))
+            self._recorded.append(Recorded(position, own))
 
 
 def _copied(array: Floats) -> Floats:

@@ -6,7 +6,7 @@ common. So a distinct edit is counted once, for as long as any session has it.
 
 from collections.abc import Iterable, Mapping
 
-from sessions.edits import Edit
+from sessions.edits import Edit, sizes_of
 
 
 class EditHoldings:
@@ -32,5 +32,4 @@ class EditHoldings:
 
     def more(self, edits: Iterable[Edit]) -> int:
         """Bytes that these would add."""
-        sizes = {edit.digest: edit.n_bytes for edit in edits}
-        return sum(n for digest, n in sizes.items() if digest not in self._n_holders)
+        return sum(n for digest, n in sizes_of(edits).items() if digest not in self._n_holders)
